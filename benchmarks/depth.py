@@ -185,12 +185,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("out/depth"))
-    parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     record: dict[str, Any] = {
         "what": "compression with and without removed branches, CIFAR-10 (a lossy copy)",
-        "environment": machine(commit=options.commit),
+        "environment": machine(),
         "fits": {},
         "runs": [],
     }

@@ -195,7 +195,7 @@ def environment(device: str) -> Record:
     import torch
     from machine import machine
 
-    facts: Record = {"commit": commit()}
+    facts: Record = {}
     if device == "cuda":
         facts |= {
             "gpu": torch.cuda.get_device_name(),
@@ -205,22 +205,6 @@ def environment(device: str) -> Record:
             "driver": _driver(),
         }
     return machine(**facts, **{name: _version(name) for name in LIBRARIES})
-
-
-def commit() -> str:
-    """ECC_COMMIT, or what git says: the commit of the working tree, with a mark if source files differ from it."""
-    if given := os.environ.get("ECC_COMMIT"):
-        return given
-    with suppress(OSError, subprocess.CalledProcessError):
-        head = _git("rev-parse", "HEAD")
-        return head + (" with changes" if _git("status", "--porcelain", "--", "src", "tests", "benchmarks") else "")
-    return "unknown"
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True, timeout=20
-    ).stdout.strip()
 
 
 def _driver() -> str:

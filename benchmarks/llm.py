@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ecc.schedules import Cosine
 from machine import machine, write_record
 from smollm2 import load_model, load_tokenizer
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from ecc.methods.budget_controller import BudgetController
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.one_shot import Move, OneShot, OneShotSettings
 from ecc.methods.registry import find_method
-from ecc.settings import PROFILE_SETTINGS, CompressSettings, DistillSettings, MeasureSettings, TrainSettings
+from ecc.settings import PROFILE_SETTINGS, CompressSettings, Cosine, DistillSettings, MeasureSettings, TrainSettings
 from ecc.task import Task, TokenWorkload
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, Teacher, train
@@ -81,6 +80,10 @@ class BlockCost:
         return torch.tensor(self.dense_profiled - saved, dtype=torch.float64)
 
     def gradient(self, widths: Tensor) -> Tensor:
+        """Not needed by methods that do not train."""
+        raise NotImplementedError
+
+    def form(self, budget: float) -> Any:
         """Not needed by methods that do not train."""
         raise NotImplementedError
 
@@ -154,8 +157,8 @@ class Bench:
             ordered = sorted(points)
             saved = np.maximum.accumulate([points[one] for one in ordered][::-1])[::-1]  # less width never costs more
             savings[kind] = (tuple(map(float, ordered)), tuple(map(float, saved)))
-        names = tuple(branch.name for branch in self.graph.branches)
-        return BlockCost(name, self.label, tuple(full), tuple(full.values()), names, dense, savings)
+        branches = tuple(branch.name for branch in self.graph.branches)
+        return BlockCost(name, self.label, tuple(full), tuple(full.values()), branches, dense, savings)
 
 
 # ---------------------------------------------------------------- a cell
@@ -295,7 +298,7 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
     """Model, text, graph and costs; and the results of the dense model."""
     device = torch.device(options.device)
     folder, length = options.weights, options.length
-    model = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
+    model: Any = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
     tokenizer = load_tokenizer(folder)
     valid = token_sequences(tokenizer, [options.text / "valid.txt"], length)[: options.sequences]
     test = token_sequences(tokenizer, [options.text / "test.txt"], length)[: options.sequences]

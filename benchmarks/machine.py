@@ -26,6 +26,7 @@ def machine(**more: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ecc": ecc.__version__,
+        "commit": commit(),
         "threads": 1,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "command": " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *words]),
@@ -34,7 +35,9 @@ def machine(**more: Any) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that ran, with "+" if tracked files differ from it; empty outside a git repository."""
+    """ECC_COMMIT, or what git says: the commit, with "+" if tracked files differ from it; empty without git."""
+    if given := os.environ.get("ECC_COMMIT"):
+        return given
     words = ("git", "-C", str(Path(__file__).resolve().parent))
     try:
         head = subprocess.run([*words, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

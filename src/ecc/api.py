@@ -28,6 +28,7 @@ from ecc.errors import BadTask, EccError, EccWarning
 from ecc.formatting import score_text, si
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
+from ecc.measure.remote.client import InstalledSpec
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.base import can_remove_branches
 from ecc.methods.registry import find_method
@@ -162,6 +163,7 @@ def compress(
     lr: float | None = None,
     optimizer: Any = None,
     meter: str | EnergySource = "auto",
+    target: str | Sequence[str] = (),
     example_input: Inputs | None = None,
     folder: str | Path = "run",
     distill: str | float = "auto",
@@ -197,6 +199,8 @@ def compress(
         optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which the class and the settings
             are used for new ones; or a function from parameters to an optimizer.
         meter: "auto", "nvml", "rapl", "platform:jetson-tx2" and so on (see `find_meter`), or a meter of your own.
+        target: Measure on another machine, which is reached by ssh: "ssh://user@host[:port]", or a list of equal
+            machines. The meter is then a meter of that machine. Networks are sent as ONNX files.
         example_input: One batch of inputs as deployed, which is measured; by default that of the first batch.
         folder: Run folder. The same call again resumes the run in it, or returns its result.
         distill: Weight of the distillation loss from 0 to 1; "auto" is 0.5 where outputs can be compared, else 0.
@@ -245,6 +249,7 @@ def compress(
         budgets,
         folder=folder,
         meter=meter,
+        targets=[target] if isinstance(target, str) else list(target),
         energy_models=[energy_model] if isinstance(energy_model, EnergyModel) else list(energy_model or ()),
         settings=make_settings(preset, given),
         samples=samples,
@@ -266,6 +271,8 @@ def compress_task(
     *,
     folder: str | Path,
     meter: str | EnergySource = "auto",
+    targets: Sequence[str] = (),
+    task_spec: str | None = None,
     energy_models: Sequence[EnergyModel] = (),
     settings: CompressSettings,
     samples: int | None = None,
@@ -281,14 +288,19 @@ def compress_task(
 ) -> CompressResult:
     """`compress` for a task: without energy models, a network whose budgets need one is profiled first.
 
-    The arguments are those of `compress`, and: `batch`, the items per inference; `distributed`, the processes that
-    train together; `loggers`, which get every number of the history; and `console`, where progress is shown.
+    The arguments are those of `compress`, and: `batch`, the items per inference; `task_spec`, the name of the task on
+    the targets; `distributed`, the processes that train together; `loggers`, which get every number of the history; and
+    `console`, where progress is shown.
     """
     distributed = distributed or DistributedContext(torch.device(device))
     budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
-    with open_meter(meter if resources else None, distributed.device, models) as source:
+    installed = None if task_spec is None else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze))
+    with open_meter(
+        meter if resources else None, distributed.device, models,
+        targets=targets, inference=settings.inference, task=installed,
+    ) as source:  # fmt: skip
         if is_profiled:
             assert source is not None  # without an energy model there has to be one
             check_run_folder(Path(folder))

@@ -15,10 +15,21 @@ from rich.console import Console
 from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadMeasurement, EccError, NoMeter, option_hint
-from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
+from ecc.measure import (
+    PROFILE_SETTINGS,
+    Analytic,
+    EnergySource,
+    MeasureSettings,
+    Profile,
+    close_meter,
+    find_meter,
+    profile,
+)
 from ecc.measure.profiler import default_device, find_runner, profile_settings
+from ecc.measure.remote.client import InstalledSpec, RemoteMeter, open_targets
 from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import trace_task
+from ecc.options import flat_values, settings_from
 from ecc.report.live import ProfileProgress
 from ecc.settings import CompressSettings
 from ecc.task import Inputs, Task, split_batch
@@ -33,7 +44,13 @@ TARGET_ERROR = 0.02
 
 @contextmanager
 def open_meter(
-    meter: str | EnergySource | None, device: torch.device, models: Sequence[EnergyModel] = ()
+    meter: str | EnergySource | None,
+    device: torch.device,
+    models: Sequence[EnergyModel] = (),
+    *,
+    targets: Sequence[str] = (),
+    inference: Mapping[str, Any] | None = None,
+    task: InstalledSpec | None = None,
 ) -> Iterator[EnergySource | None]:
     """The meter of a compression, closed at the end if it was opened here.
 
@@ -41,11 +58,26 @@ def open_meter(
         meter: A spec for `find_meter`, "none", an open meter, or None if nothing has to be measured.
         device: Training device: "auto" takes a meter that sees it.
         models: The energy models, if there are any: "auto" takes the meter or platform of the first one.
+        targets: Machines to measure on, such as `ssh://user@host`; the meter is then one of theirs.
+        inference: Runner, precision and memory format on the targets, as `CompressSettings.inference` gives them.
+        task: The task, as it is named on the targets, for runners of PyTorch and analytic platforms.
 
     Raises:
         NoMeter: If no meter works, with a list of choices.
         BadMeasurement: If the meter of the energy model cannot be read here.
     """
+    if targets and meter not in (None, "none"):
+        if not isinstance(meter, str):
+            raise EccError("with a target, meter is the name of a meter of that machine, such as 'jetson'.")
+        origin = models[0].origin.settings if models else None
+        way = {} if origin is None else {name: getattr(origin, name) for name in ("runner", "precision")}
+        chosen = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **way, **(inference or {})})
+        remote = open_targets(targets[:1] if models else targets, meter, task=task, settings=chosen)
+        try:
+            yield remote
+        finally:
+            remote.close()
+        return
     if not isinstance(meter, str):
         yield meter
         return
@@ -136,7 +168,8 @@ def profile_and_fit(
         folder.mkdir(parents=True, exist_ok=True)
         graph, example = trace_task(task, None if task.workloads else batch, freeze)
         wanted = profile_settings(source, **(inference or {}))
-        device = None if isinstance(source, Analytic) else default_device(source, wanted.runner)
+        is_local = not isinstance(source, Analytic | RemoteMeter)
+        device = default_device(source, wanted.runner) if is_local else None
         possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
         view = ProfileProgress(console)
         view.announce(source.describe(), device)

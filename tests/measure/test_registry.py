@@ -39,7 +39,7 @@ def test_without_a_meter_the_message_lists_the_choices(nothing_works: None, monk
     assert first == f"No energy meter works here for cpu. Tried: {tried}. `ecc doctor` explains why."
     assert rest == textwrap.dedent("""\
         Choose a source of joules with --meter:
-          platform:jetson-tx2  estimate from published constants (also gtx-1080-ti, eyeriss)
+          platform:jetson-tx2  estimate from published constants (also jetson-orin-nano, h100, eyeriss, ...)
           cputime:15W          CPU time of this process x the power of a busy core, declared by you
           cputime              latency in CPU time, without energy (wall: in wall-clock time)
           command:PROGRAM      any program that prints joules or watts

@@ -25,6 +25,13 @@ STEPS = 40
 Measure = Callable[[Mapping[str, int]], MeasuredCost]
 
 
+class WithoutProposals(Ecc):
+    """ECC that says nothing about its plans, as with `solver="admm"`."""
+
+    def propose(self, targets: Sequence[float]) -> None:
+        return None
+
+
 class Control:
     """A method under control."""
 
@@ -155,7 +162,8 @@ def test_a_short_schedule_is_measured_at_its_end(steps: int) -> None:
 def test_a_result_above_the_budget_is_pruned_once_more() -> None:
     true, _ = models("residual")
     limit = 0.6 * true.dense
-    control = Control(Ecc(), [true], [limit], scripted(true, lambda call: 1.0 if call < 3 else 1.06), "residual")
+    factor = scripted(true, lambda call: 1.0 if call < 3 else 1.06)
+    control = Control(WithoutProposals(), [true], [limit], factor, "residual")
     controller = control.run()
     ratios = [check.measured["energy"] / limit for check in controller.checks]
     assert ratios[3] > 1
@@ -174,7 +182,7 @@ def test_a_result_above_the_budget_is_pruned_once_more() -> None:
 def test_giving_up_leaves_a_note(factor: Callable[[int], float], steps: int, note: str) -> None:
     true, _ = models("residual")
     limit = 0.6 * true.dense
-    control = Control(Ecc(), [true], [limit], scripted(true, factor), "residual", prune_steps=steps)
+    control = Control(WithoutProposals(), [true], [limit], scripted(true, factor), "residual", prune_steps=steps)
     controller = control.run()
     assert not controller.is_met
     assert note in controller.note

@@ -36,6 +36,9 @@ VERBS = {
     "compare": Verb("compare", "Compress a network by several methods at equal budgets and steps."),
 }
 
+HIDDEN = {"agent": Verb("agent", "Measure for another machine; started by --target.")}
+"""Verbs that users do not type."""
+
 OVERVIEW = f"""\
 Usage: ecc [OPTIONS] COMMAND [ARGS]...
 
@@ -80,16 +83,17 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a verb."""
         del ctx
-        if cmd_name not in VERBS:
+        verb = {**VERBS, **HIDDEN}.get(cmd_name)
+        if verb is None:
             return None
-        command: click.Command = getattr(import_module(f"ecc.cli.{VERBS[cmd_name].module}"), cmd_name)
+        command: click.Command = getattr(import_module(f"ecc.cli.{verb.module}"), cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Names the closest verb if there is no such one."""
-        if args[0] not in VERBS and not args[0].startswith("-"):
+        if args[0] not in {**VERBS, **HIDDEN} and not args[0].startswith("-"):
             raise click.UsageError(
                 f"there is no command {args[0]!r}{did_you_mean(args[0], VERBS)} ecc --help lists them."
             )

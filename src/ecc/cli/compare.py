@@ -79,6 +79,7 @@ def compare(
     methods: str,
     seeds: int,
     meter: str,
+    targets: tuple[str, ...],
     energy: tuple[Path, ...],
     quick: bool,
     settings: dict[str, Any],
@@ -116,6 +117,7 @@ def compare(
         budgets=_words(budgets),
         seeds=seeds,
         meter=meter,
+        targets=targets,
         settings=make_settings("default", settings),
         device=device,
         freeze=freeze,
@@ -185,11 +187,18 @@ class GridSpec:
     """Options of the task: data, weights, image_size and batch_size."""
     settings: CompressSettings = field(default_factory=CompressSettings)
     meter: str = "auto"
+    targets: tuple[str, ...] = ()
     device: str | None = None
     """Training device; None for a GPU, if the process has one."""
     freeze: tuple[str, ...] = ()
     quick: bool = False
     """Whether methods search for a tenth of their time."""
+
+    def installed(self, batch: int | None = None) -> Any:
+        """The task as it is named on the targets."""
+        from ecc.measure.remote.client import InstalledSpec
+
+        return InstalledSpec(task=self.task, batch=batch, freeze=tuple(self.freeze))
 
     @contextmanager
     def opened(self) -> Iterator[Comparison]:
@@ -202,7 +211,8 @@ class GridSpec:
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        with open_meter(self.meter if models else None, torch.device(device), models[:1]) as source:
+        way: dict[str, Any] = {"targets": self.targets, "inference": self.settings.inference, "task": self.installed()}
+        with open_meter(self.meter if models else None, torch.device(device), models[:1], **way) as source:
             yield Comparison(
                 build_task(self.task, **self.data, device=device),
                 models,
@@ -230,7 +240,8 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
         return spec
     check_grid_folder(output)
     device = usable_device(spec.device)
-    with open_meter(spec.meter, torch.device(device)) as source:
+    way: dict[str, Any] = {"inference": spec.settings.inference, "task": spec.installed(batch)}
+    with open_meter(spec.meter, torch.device(device), targets=spec.targets, **way) as source:
         assert source is not None  # without an energy model there has to be one
         models = profile_and_fit(
             build_task(spec.task, **spec.data),

@@ -62,6 +62,7 @@ def compress(
     budgets: tuple[str, ...],
     output: Path,
     meter: str,
+    targets: tuple[str, ...],
     energy: tuple[Path, ...],
     settings: dict[str, Any],
     batch: int | None,
@@ -90,6 +91,7 @@ def compress(
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
+      ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
@@ -127,6 +129,8 @@ def compress(
                 parsed,
                 folder=output,
                 meter=meter,
+                targets=targets,
+                task_spec=task,
                 energy_models=models,
                 settings=made,
                 samples=samples,

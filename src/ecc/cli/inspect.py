@@ -49,8 +49,9 @@ def inspect(task: str, freeze: tuple[str, ...], verify: bool, output: Path | Non
 @option("--meter", metavar="METER", default="auto", help="Test this meter only, such as nvml:1 or file.py:MyMeter.")
 @option("--seconds", type=click.FloatRange(1, 3600), metavar="S", default=10.0, help="Length of the test of a meter.")
 @option("--quick", is_flag=True, help="Skip the test: only show which meters can be opened.")
+@option("--target", metavar="URL", help="Look at another machine by ssh: ssh://user@host[:port].")
 @json_option
-def doctor(meter: str, seconds: float, quick: bool, as_json: bool) -> None:
+def doctor(meter: str, seconds: float, quick: bool, target: str | None, as_json: bool) -> None:
     """Show what can be measured on this machine, how precisely, and why other meters do not work.
 
     Every meter is opened. One that works is read at rest and under load, and
@@ -62,15 +63,19 @@ def doctor(meter: str, seconds: float, quick: bool, as_json: bool) -> None:
       ecc doctor
       ecc doctor --quick
       ecc doctor --meter 'command:read-joules --port 3' --seconds 30
+      ecc doctor --target ssh://me@jetson
       ecc doctor --json
     """
     from rich.console import Console
 
-    from ecc.measure.doctor import diagnose
+    from ecc.measure.doctor import diagnose, diagnose_target
     from ecc.report.doctor import doctor_table
 
     with Console(stderr=True).status("looking for meters") as status:
-        found = diagnose(meter, seconds=seconds, quick=quick, report=status.update)
+        if target is not None:
+            found = diagnose_target(target, meter)
+        else:
+            found = diagnose(meter, seconds=seconds, quick=quick, report=status.update)
     if as_json:
         print_json(found)
     else:

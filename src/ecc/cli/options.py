@@ -256,6 +256,10 @@ text_options = options(
 )  # fmt: skip
 """Text and length of a Hugging Face model."""
 
+target_option = option(
+    "--target", "targets", metavar="URL", multiple=True,
+    help="Measure on another machine by ssh: ssh://user@host[:port]. Repeat it for equal machines.",
+)  # fmt: skip
 freeze_option = option(
     "--freeze", metavar="PATTERN", multiple=True, common=False,
     help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
@@ -272,6 +276,7 @@ def run_options(*, common: bool = True) -> Callable[[F], F]:
     """
     return options(
         option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none."),
+        target_option,
         option(
             "--energy", type=PATH, metavar="FILE", multiple=True,
             help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ecc.settings import PROFILE_SETTINGS, Design
+from ecc.errors import EccError
+from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings
 
 from .options import (
     PATH,
@@ -20,6 +21,7 @@ from .options import (
     print_json,
     quiet_option,
     settings_options,
+    target_option,
     task_argument,
     task_options,
 )
@@ -30,6 +32,7 @@ from .options import (
 @option("-o", "--output", required=True, type=PATH, metavar="FILE", help="The profile; an existing one is resumed.")
 @task_options
 @option("--meter", metavar="METER", default="auto", help="Energy meter: auto, nvml, rapl, platform:jetson-tx2, ...")
+@target_option
 @option("--target-error", metavar="SHARE", help="Stop when the error of a quick fit is below, for example, 2%.")
 @option("--batch", metavar="N", type=int, help="Items per inference; as the example input of the task if not given.")
 @option("--device", metavar="DEVICE", help="Device to run on: cuda, cuda:1, cpu, ...; one that the meter sees.")
@@ -43,6 +46,7 @@ def profile(
     task: str,
     output: Path,
     meter: str,
+    targets: tuple[str, ...],
     target_error: str | None,
     batch: int | None,
     device: str | None,
@@ -64,29 +68,42 @@ def profile(
       ecc profile mobilenet_v1 --runner cuda-graph --precision tf32 -o mobile.profile
       ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile
       ecc profile alexnet --shard 3/8 -o alexnet-3.profile
+      ecc profile digits --runner auto -o digits.profile
+      ecc profile net.py:build --target ssh://me@jetson --meter jetson -o net.profile
 
     \b
     Open the file with pandas:
       pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
-    from ecc.measure import Analytic, close_meter, find_meter
+    from ecc.measure import Analytic, EnergySource, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
     from ecc.measure.profiler import default_device, find_runner, profile_settings
+    from ecc.measure.remote.client import InstalledSpec, open_targets
     from ecc.methods.base import trace_task
+    from ecc.options import flat_values, settings_from
     from ecc.profiling import calibration_inputs
     from ecc.records import to_builtins
     from ecc.report.live import ProfileProgress
     from ecc.report.terminal import profile_summary, profile_text
 
+    if shard is not None and len(targets) > 1:
+        raise EccError("--shard has no effect with several --target: they share the samples.")
     job = build_task(task, data, weights, image_size)
-    source = find_meter(meter, device_type=device and device.partition(":")[0])
+    source: EnergySource
+    if targets:
+        wanted = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **settings})
+        installed = InstalledSpec(task=task, batch=batch, freeze=freeze, device=device, image_size=image_size)
+        source = open_targets(targets, meter, task=installed, settings=wanted)
+    else:
+        source = find_meter(meter, device_type=device and device.partition(":")[0])
     view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
         chosen = profile_settings(source, device=device, **settings)
-        device = None if isinstance(source, Analytic) else device or default_device(source, chosen.runner)
-        view.announce(source.describe(), device)
+        is_local = not targets and not isinstance(source, Analytic)
+        device = (device or default_device(source, chosen.runner)) if is_local else None
+        view.announce(source.describe(), ", ".join(targets) or device)
         graph, example_input = trace_task(job, batch, freeze)
         with view:
             chosen, search = find_runner(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import Any
@@ -325,7 +325,7 @@ class _BranchSearch:
         freeze: Sequence[str],
         with_shapes: Collection[str],
     ) -> None:
-        self._with_shapes = with_shapes
+        self._with_shapes = set(with_shapes)
         self._model = model
         self._graph = graph
         self._flow = flow
@@ -361,14 +361,29 @@ class _BranchSearch:
                 found.append(one)
                 inside.update(one.groups)
         found.sort(key=lambda one: one.root)
+        blocks = self._blocks(found)
+        self._keep_image_sizes(found, blocks)
         branches = tuple(Branch(one.name, one.groups, one.exits) for one in found)
         replacements = [
             replace(part, branches=(number,)) for number, one in enumerate(found) for part in one.replacements
         ]
-        blocks = self._blocks(found)
         names = {branch.name for branch in branches}
         reasons = tuple((name, why) for name, why in kept.items() if name not in names)
         return replace(self._graph, branches=branches, replacements=(*replacements, *blocks), kept_branches=reasons)
+
+    def _keep_image_sizes(self, found: Sequence[_Candidate], blocks: Sequence[Replacement]) -> None:
+        """Use zeros of the right shape in convolutional blocks that stay, such as those that reduce the image.
+
+        There are few of them, and their shortcuts often read the shape of the branch.
+        """
+        whole = {block.branches for block in blocks}
+        for number, one in enumerate(found):
+            modules = [m for path in one.modules for m in self._model.get_submodule(path).modules()]
+            if (number,) in whole or not any(isinstance(m, nn.modules.conv._ConvNd) for m in modules):
+                continue
+            self._with_shapes.add(one.name)
+            with suppress(_NotRemovable):
+                one.replacements = self._replacements(one)
 
     # --- candidates ------------------------------------------------------------------------------
 

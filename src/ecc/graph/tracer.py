@@ -67,8 +67,8 @@ class Tracer(TorchDispatchMode):
     records: list[OpRecord] = field(default_factory=list)
     guesses: list[tuple[str, int, Tensor]] = field(default_factory=list)
     """(line, number of interpretations, labels) of every choice made in this pass."""
-    selections: list[tuple[str, Tensor]] = field(default_factory=list)
-    """(operator, labels) of every selection of channels (slice, split, index), in order."""
+    selections: list[tuple[str, Tensor, list[int]]] = field(default_factory=list)
+    """(operator, labels, sizes of the parts) of every selection of channels (slice, split, index), in order."""
     selected_from: list[Tensor] = field(default_factory=list)
     """Labels of the tensors that channels were selected from."""
     numbers: list[tuple[OpOverload, list[float], WidthPower | None]] = field(default_factory=list)
@@ -526,14 +526,16 @@ class Tracer(TorchDispatchMode):
         """Record which channels a slice, split or index selects. A pruned network must select the remaining ones."""
         vectors = [compact(labels).reshape(-1) for labels in found if labels is not None]
         vector = torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.long)
-        self.selections.append((call.name, vector))
+        self.selections.append((call.name, vector, [len(part) for part in vectors]))
         self.selected_from.append(compact(source).reshape(-1))
         if self.dense is None or not isinstance(self.channel_labels, PrunedLabels):
             return
         position = len(self.selections) - 1
-        name, whole = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector)
-        wanted = whole[self.channel_labels.alive[whole]]
-        if name != call.name or not torch.equal(vector, wanted):
+        known = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector, [])
+        name, whole, sizes = known
+        alive = self.channel_labels.alive[whole]
+        parts = [int(part.sum()) for part in alive.split(sizes)] if sizes else []
+        if name != call.name or not torch.equal(vector, whole[alive]) or parts != [len(part) for part in vectors]:
             line = self.key(call)
             why = f"{call.described}{self._at()} selects channels by number.{call.fix}"
             raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)

@@ -206,8 +206,9 @@ def load_pruned(folder: str | Path) -> nn.Module:
     small = slim_from_state(dense, state, file)
     number_caches_(small)
     if (folder / "generation_config.json").is_file():
-        small.generation_config = GenerationConfig.from_pretrained(folder)  # type: ignore[assignment]  # not a tensor
-    return small.eval()
+        small.generation_config = GenerationConfig.from_pretrained(folder)
+    small.eval()
+    return small  # type: ignore[no-any-return]  # a model of transformers, which has no types
 
 
 def pruned_card(summary: RunSummary, *, has_plain_config: bool) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadMeasurement, EccError, first_line, option_hint
+from ecc.records import from_builtins
 from ecc.settings import MeasureSettings
 
 from .counter import CounterProbe, probe_counter
@@ -130,6 +131,32 @@ def diagnose(
         can_measure=any(finding.works and finding.is_meter for finding in findings),
         machine=_machine(),
         meters=tuple(findings),
+        fallbacks=dict(FALLBACKS),
+    )
+
+
+def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
+    """Try the meters of a board, and observe the counters of those that work.
+
+    Args:
+        target: `ssh://user@host[:port]`.
+        spec: `auto` tries every meter of `find_meter`; otherwise the meter to test.
+
+    Raises:
+        EccError: If the board cannot be reached, or `spec` names a meter that does not work there.
+    """
+    from .remote.client import Board, Target
+
+    board = Board(Target.parse(target), "")
+    try:
+        found = board.call_again("doctor", meter=spec, limit_seconds=120.0)
+    finally:
+        board.close()
+    findings = tuple(from_builtins(one, MeterFinding, f"the meters of {target}") for one in found["findings"])
+    return DoctorReport(
+        can_measure=any(finding.works and finding.is_meter for finding in findings),
+        machine={"target": str(board.target), **{str(name): str(text) for name, text in found["machine"].items()}},
+        meters=findings,
         fallbacks=dict(FALLBACKS),
     )
 

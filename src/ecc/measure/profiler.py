@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -37,8 +38,9 @@ from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
 from .meter import Analytic, Clock, EnergySource, Meter, Reading
-from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
+from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict, merge_profiles
 from .profile_writer import ProfileWriter, open_profile
+from .remote.client import RemoteMeter, RemoteProfiler, SessionRestarted
 from .runner_search import RunnerSearch, choose_runner
 from .runners import draw_inputs, prepare_runner, resolve_runner, runner_device_type
 from .runners.runtime import SESSIONS, import_runtime
@@ -162,7 +164,8 @@ def profile(
         model: The dense network; it is not changed.
         graph: Result of `trace_channels(model, example_input)`.
         example_input: One batch.
-        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run.
+        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run. Meters of several
+            boards from `open_targets` share the samples.
         path: The file to append to; created if it does not exist.
         samples: Number of width configurations. More than before extends a profile.
         design: `mixed` or `uniform`, see `ecc.measure.design`.
@@ -204,13 +207,30 @@ def profile(
         reference_every=reference_every,
         shard=shard,
     )
+    others: tuple[EnergySource, ...] = getattr(meter, "others", ()) if shard is None else ()
+    if others:
+        lock = threading.Lock()
+
+        def report(step: Progress) -> None:
+            with lock:
+                (progress or (lambda _: None))(step)
+
+        def measure_shard(one: EnergySource, at: Path, part: Shard) -> Profile:
+            return profile(
+                model, graph, example_input, one, at, samples=samples, design=design, seed=seed,
+                width_multiple=width_multiple, depth=depth, settings=settings, device=device, rounds=rounds,
+                reference_every=reference_every, target_error=target_error, shard=part, runner_search=runner_search,
+                fit_error=fit_error, progress=report, clock=clock,
+            )  # fmt: skip
+
+        return _profile_shards((meter, *others), Path(path), measure_shard)
     if not plan.removes_branches:
         graph = graph.without_branches()
-    profiler: DeviceProfiler | AnalyticProfiler
+    profiler: Profiler
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
     else:
-        profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
+        profiler = open_profiler(model, graph, example_input, meter, settings, device, clock, runner_search)
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
     with open_profile(path) as writer:
@@ -218,6 +238,41 @@ def profile(
         with _fewer_collections() if profiler.drifts else nullcontext():
             run.finish()
         return writer.profile()
+
+
+def _profile_shards(meters: Sequence[EnergySource], path: Path, measure: Callable[..., Profile]) -> Profile:
+    """Measure shards of one profile on several equal boards at once, and merge them.
+
+    The shards are in files beside the profile, so that the same call resumes each of them.
+
+    Args:
+        meters: One meter for each board.
+        path: The merged profile.
+        measure: Measures one shard: `measure(meter, path, shard)`.
+
+    Raises:
+        BadFile: If the boards differ by more than `merge_profiles` accepts.
+        EccError: If a board fails; the samples of all boards stay in their files.
+    """
+    if path.exists():
+        return Profile.load(path)
+    count, failures = len(meters), list[BaseException]()
+    paths = [path.with_name(f"{path.name}.shard-{number}-of-{count}") for number in range(1, count + 1)]
+
+    def measure_shard(number: int) -> None:
+        try:
+            measure(meters[number], paths[number], (number + 1, count))
+        except BaseException as error:  # noqa: BLE001 - raised below, when every board has stopped
+            failures.append(error)
+
+    threads = [threading.Thread(target=measure_shard, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return merge_profiles(paths, path)
 
 
 # --- one call of profile() ---------------------------------------------------------------------------
@@ -230,7 +285,7 @@ class _ProfileRun:
         self,
         plan: Design,
         widths: Sequence[dict[str, int]],
-        profiler: DeviceProfiler | AnalyticProfiler,
+        profiler: Profiler,
         writer: ProfileWriter,
         early_stop: EarlyStop,
         report: Callable[[Progress], None],
@@ -271,24 +326,33 @@ class _ProfileRun:
             messages.append(f"Resuming: {self._done} of {self._total} samples are done.")
         self._report(message=" ".join(messages))
         while self._pending or self._since_reference:
-            if self._since_reference >= self._plan.reference_every or not self._pending:
-                round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
-                sample = self._measure(None, round_)
-                self._writer.append(sample)
-                self._since_reference = 0
-                self._drift = self._writer.profile().drift if self._profiler.drifts else None
-                self._warn_about_drift()
-            else:
-                round_, index = self._pending[0]
-                sample = self._measure(index, round_)
-                self._writer.append(sample)
-                self._pending.popleft()
-                self._done += 1
-                self._since_reference += 1
-            stop = "" if sample.is_reference else self._check_early_stop()
-            self._report(sample=sample)
-            if stop:
-                self._report(message=stop)
+            try:
+                self._measure_next()
+            except SessionRestarted as restarted:  # noqa: PERF203 - short beside a measurement
+                self._session += 1  # a board came back: a new session starts with the reference
+                self._since_reference = self._plan.reference_every
+                self._report(message=f"the link was lost and made again ({restarted}).")
+
+    def _measure_next(self) -> None:
+        """Measure the next sample, or the reference if it is due."""
+        if self._since_reference >= self._plan.reference_every or not self._pending:
+            round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
+            sample = self._measure(None, round_)
+            self._writer.append(sample)
+            self._since_reference = 0
+            self._drift = self._writer.profile().drift if self._profiler.drifts else None
+            self._warn_about_drift()
+        else:
+            round_, index = self._pending[0]
+            sample = self._measure(index, round_)
+            self._writer.append(sample)
+            self._pending.popleft()
+            self._done += 1
+            self._since_reference += 1
+        stop = "" if sample.is_reference else self._check_early_stop()
+        self._report(sample=sample)
+        if stop:
+            self._report(message=stop)
 
     def _missing(self) -> deque[tuple[int, int]]:
         """(round, index) of missing samples in the order of measurement: shuffled within each round."""
@@ -409,6 +473,44 @@ def _fewer_collections() -> Iterator[None]:
 
 
 # --- where samples come from -------------------------------------------------------------------------
+
+
+class Profiler(Protocol):
+    """Measures or computes samples."""
+
+    drifts: bool
+    """Whether the device changes with time, so that the reference is measured again and again."""
+
+    def header(self, design: Design) -> ProfileHeader:
+        """Header of the samples from here, without the counter."""
+
+    def adopt_runner(self, header: ProfileHeader) -> None:
+        """Use the runner of a profile that is resumed, if the user chose none."""
+
+    def prepare(self, counter: CounterProbe | None = None) -> CounterProbe | None:
+        """Use known properties of the counter, or observe it under the dense network."""
+
+    def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
+        """Measure one width configuration."""
+
+    def clear(self) -> None:
+        """Free the memory of the last network."""
+
+
+def open_profiler(
+    model: nn.Module,
+    graph: ChannelGraph,
+    example_input: Inputs,
+    meter: Meter,
+    settings: MeasureSettings,
+    device: torch.device | str | None = None,
+    clock: Clock | None = None,
+    runner_search: RunnerSearch | None = None,
+) -> DeviceProfiler | RemoteProfiler:
+    """The profiler of a meter: of this machine, or of a board. The arguments are those of `DeviceProfiler`."""
+    if isinstance(meter, RemoteMeter):
+        return meter.open_profiler(model, graph, example_input, settings)
+    return DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
 
 
 class DeviceProfiler:
@@ -594,7 +696,7 @@ class AnalyticProfiler:
     def adopt_runner(self, header: ProfileHeader) -> None:
         """Do nothing: nothing runs, so there is no runner."""
 
-    def prepare(self, counter: CounterProbe | None) -> None:
+    def prepare(self, counter: CounterProbe | None = None) -> None:
         """Do nothing: there is no counter."""
 
     def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:

@@ -34,7 +34,7 @@ AUTO = ("nvml", "jetson", "amd", "apple", "rapl")
 """Meters that `auto` tries, in this order. All of them read a device."""
 
 FALLBACKS = (
-    ("platform:jetson-tx2", "estimate from published constants (also gtx-1080-ti, eyeriss)"),
+    ("platform:jetson-tx2", "estimate from published constants (also jetson-orin-nano, h100, eyeriss, ...)"),
     ("cputime:15W", "CPU time of this process x the power of a busy core, declared by you"),
     ("cputime", "latency in CPU time, without energy (wall: in wall-clock time)"),
     ("command:PROGRAM", "any program that prints joules or watts"),

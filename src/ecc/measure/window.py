@@ -326,9 +326,7 @@ class WindowAligner:
         inferences = self._inferences_per_run * (self._runs_at(end.seconds) - self._runs_at(start.seconds))
         state = device_state(self._meter)
         check_state(state, self.info, self._settings)
-        if not isinstance(
-            self.info.provenance, Declared | Timed
-        ):  # a clock does not jump; the process may have to wait
+        if not isinstance(self.info.provenance, Declared | Timed):  # a clock does not jump, but work may wait
             check_steps(self.info.name, ticks, self.tick_seconds, self.info.max_watts)
         seconds = end.seconds - start.seconds
         joules = (end.joules - start.joules) / inferences

@@ -223,10 +223,13 @@ class OneShotMethod:
         """Keep a copy of the dense weights."""
         self.context = context
         self.dense_state = copy.deepcopy(context.model.state_dict())
+        self.pruned_for: list[float] | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether the targets are met."""
+        """Whether the targets are met, or a step has shown that the method cannot meet them."""
+        if self.pruned_for == list(self.context.targets):
+            return True
         return self.context.constraint_violation(self.context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ecc.energy import Cost, dense_cost
 from ecc.records import from_builtins, to_builtins
 from ecc.run_records import CostCheck
@@ -36,7 +38,7 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at a quarter of the steps.
 """
 
-PROPOSALS = (1, 3, 8)
+PROPOSALS = (1, 3, 12)
 """Most measurements of proposed widths at each checkpoint before the last."""
 
 TOLERANCE_BAND = (0.98, 1.0)
@@ -45,6 +47,10 @@ TOLERANCE_BAND = (0.98, 1.0)
 MAX_CORRECTIONS = 6
 """Corrections after the end of the schedule."""
 
+CANDIDATES = (0.0, 0.003, 0.006, 0.012, 0.02, 0.035, 0.06, 0.1)
+"""Relative distances from the present targets, on both sides, for which the method is asked for proposals."""
+
+_COMMON_ERROR, _WIDTH_ERROR = 0.1, 0.06  # standard deviations of the model's error
 _SAFETY_MARGIN = (0.002, 0.015)  # smallest and largest, as a fraction of the budget
 
 
@@ -134,7 +140,9 @@ class BudgetController:
             self.is_met, self.note = False, ""
         is_final = progress is None or progress >= 1.0 or is_last
         if not is_final and progress is not None and hasattr(self._method, "propose"):
-            return self._measure_proposals(progress)
+            proposed = self._measure_proposals(progress)
+            if proposed is not None:
+                return proposed
         if is_final and self._chosen is not None and widths == self._chosen.check.widths:
             check = replace(self._chosen.check, step=self.steps, progress=1.0)  # measured before it was pruned
             self.checks.append(check)
@@ -154,49 +162,72 @@ class BudgetController:
         return check
 
     def _measure_proposals(self, progress: float) -> CostCheck | None:
-        """Find targets whose widths are within the band when measured. The last time, choose these widths."""
+        """Measure widths that the method would prune to, until some are within the band. The last time, choose them.
+
+        The candidates are the method's proposals for many targets. After each measurement, `estimate_error` says where
+        the others are on the device, and the one that seems to be closest to the middle of the band is measured next.
+        """
         tries = PROPOSALS[self._next_checkpoint]
         while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
             tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
             self._next_checkpoint += 1
         is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
-        context, method = self._context, self._method
-        low, high = self._band
-        below: _Bracket | None = None
-        above: _Bracket | None = None
-        known: dict[tuple[int, ...], CostCheck] = {}
-        for _ in range(3 * tries):
-            if not is_reachable(context, context.targets):
+        candidates = self._candidates()
+        found: list[_Bracket] = []
+        while candidates and len(found) < tries:
+            top, aim = self._aim()
+            ratios = {number: self._estimated_ratio(widths) for number, (widths, _) in enumerate(candidates)}
+            number = min(ratios, key=lambda one: (ratios[one] > top, abs(ratios[one] - aim)))
+            widths, targets = candidates.pop(number)
+            check = self._check(widths, progress)
+            self.checks.append(check)
+            ratio = max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values())
+            found.append(_Bracket(targets, ratio, check))
+            if self._band[0] <= ratio <= self._aim()[0]:
                 break
-            widths = method.propose(context.targets)  # type: ignore[attr-defined]  # checked by the caller
-            if widths is None:
-                return None
-            key = tuple(widths.values())
-            if key not in known:
-                if len(known) == tries:
-                    break
-                known[key] = self._check(widths, progress)
-                self.checks.append(known[key])
-            check = known[key]
-            ratio = max(budget_ratios(check.measured, check.predicted, context.costs, self._limits).values())
-            bracket = _Bracket(list(context.targets), ratio, check)
-            margin = _margin(check.relative_ci)
-            if low <= ratio <= high - margin:
-                below = bracket
-                break
-            if ratio < low:
-                below = bracket if below is None or ratio >= below.ratio else below
-            else:
-                above = bracket
-            if self._is_dense(widths) and ratio <= high:
-                break
-            context.targets = self._next_targets(check, below, above)
-        if below is not None:
-            context.targets = list(below.targets)
-        if is_last and below is not None and not self._is_dense(below.check.widths):
-            self._chosen = below
-            method.fix_widths(below.check.widths)  # type: ignore[attr-defined]
+        if not found:
+            return None
+        top, aim = self._aim()
+        fitting = [one for one in found if one.ratio <= top]
+        if not any(one.ratio >= self._band[0] for one in fitting):  # rather half of the margin than a smaller network
+            fitting += [one for one in found if top < one.ratio <= (top + self._band[1]) / 2]
+        best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
+        self._context.targets = list(best.targets)
+        if best not in fitting or best.ratio < self._band[0]:  # the other candidates may be better
+            rest = [(abs(self._estimated_ratio(widths) - aim), targets) for widths, targets in candidates]
+            nearest = min(rest, default=(abs(best.ratio - aim), best.targets), key=lambda one: one[0])
+            self._context.targets = list(nearest[1])
+        if is_last and fitting and not self._is_dense(best.check.widths):
+            self._chosen, self._context.targets = best, list(best.targets)
+            self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
         return self.checks[-1]
+
+    def _aim(self) -> tuple[float, float]:
+        """Largest ratio that is accepted, and the ratio to aim at: the middle of the band where readings have noise."""
+        last = next((check for check in reversed(self.checks)), None)
+        relative_ci = None if last is None else last.relative_ci
+        top = self._band[1] - _margin(relative_ci)
+        return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
+
+    def _candidates(self) -> list[tuple[dict[str, int], list[float]]]:
+        """Different proposals of the method, for targets around the present ones."""
+        context, found = self._context, {}
+        for factor in dict.fromkeys(1 + sign * distance for distance in CANDIDATES for sign in (1, -1)):
+            targets = [factor * target for target in context.targets]
+            if not is_reachable(context, targets):
+                continue
+            widths = self._method.propose(targets)  # type: ignore[attr-defined]  # checked by the caller
+            if widths is not None:
+                found[tuple(widths.values())] = (widths, targets)
+        return list(found.values())
+
+    def _estimated_ratio(self, widths: Mapping[str, int]) -> float:
+        """What the cost of these widths would be on the device, as a fraction of the budget."""
+        predicted, ratios = self._context.predicted(widths), []
+        for cost, limit in zip(self._context.costs, self._limits, strict=True):
+            error = estimate_error(self.checks, cost.resource, widths)
+            ratios.append(predicted[cost.resource] * error / limit)
+        return max(ratios)
 
     def _next_targets(self, check: CostCheck, below: _Bracket | None, above: _Bracket | None) -> list[float]:
         """Corrected targets; between a network that is too small and one that is too large, interpolated ones."""
@@ -352,6 +383,34 @@ def corrected_targets(
         is_measured = name in measured.amounts
         targets[name] = (top - margin) * limit * predicted[name] / measured.amounts[name] if is_measured else limit
     return targets
+
+
+def estimate_error(checks: Sequence[CostCheck], resource: str, widths: Mapping[str, int]) -> float:
+    """Measured / predicted cost of widths that were not measured, from those that were.
+
+    The logarithm of the error is a constant plus an error of each width of each group, all of them independent. So
+    networks have similar errors if they share widths. The estimate is the mean of this Gaussian process given the
+    measurements.
+
+    Args:
+        checks: The measurements.
+        resource: Which cost.
+        widths: By name of the group.
+    """
+    known = [check for check in checks if resource in check.measured]
+    if not known:
+        return 1.0
+    names = list(widths)
+    here = np.array([widths[name] for name in names])
+    there = np.array([[check.widths[name] for name in names] for check in known])
+    errors = np.log([check.measured[resource] / check.predicted[resource] for check in known])
+    noise = np.array([_margin(check.relative_ci) / 2 for check in known])
+
+    def covariance(one: Any, other: Any) -> Any:
+        return _COMMON_ERROR**2 + _WIDTH_ERROR**2 * (one == other).mean(-1)
+
+    between = covariance(there[:, None], there[None]) + np.diag(noise**2)
+    return float(np.exp(covariance(there, here) @ np.linalg.solve(between, errors)))
 
 
 def _margin(relative_ci: float | None) -> float:

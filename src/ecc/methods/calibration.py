@@ -104,7 +104,7 @@ def activation_statistics(
         count, total, squares = sums[module]
         if not count:
             continue
-        weight: Tensor = module.weight if one.axis == 1 else module.weight.T  # type: ignore[assignment,union-attr,operator]
+        weight: Tensor = module.weight if one.axis == 1 else module.weight.T
         index, mean = one.index.to(weight.device), total / count
         found.setdefault(name, []).append(
             ActivationStatistics(

@@ -16,6 +16,9 @@ from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
 from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
+from ecc.measure.profile import Sample
+from ecc.measure.profiler import open_profiler
+from ecc.measure.remote.client import RemoteProfiler, SessionRestarted
 from ecc.settings import deployment
 from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
@@ -42,6 +45,8 @@ class MeasuredCost:
         if not all(0 < amount < float("inf") for amount in self.amounts.values()):
             raise ValueError(f"costs must be positive and finite: {self.amounts}")
 
+
+_MAX_RESTARTS = 10
 
 RUNTIMES = ("torch", "onnxruntime", "openvino")
 """Software whose version must be that of the profile."""
@@ -137,7 +142,7 @@ class CostEvaluator:
         check_meter(meter, energy_models.values())
         self._graph, self._energy_models, self._meter = graph, dict(energy_models), meter
         self._distributed = distributed or DistributedContext("cpu")
-        self._profiler: DeviceProfiler | None = None
+        self._profiler: DeviceProfiler | RemoteProfiler | None = None
         if not self._energy_models or meter is None or isinstance(meter, Analytic) or not self._distributed.is_main:
             return
         origin = next(iter(self._energy_models.values())).origin
@@ -145,7 +150,7 @@ class CostEvaluator:
         least, most = repeats
         settings = replace(origin.settings, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
         place = device or origin.device_type
-        self._profiler = DeviceProfiler(model, graph, example_input, meter, settings, place, clock or Clock())
+        self._profiler = open_profiler(model, graph, example_input, meter, settings, place, clock or Clock())
         now = self._profiler.versions
         for name in RUNTIMES:
             if name in origin.environment and name in now and origin.environment[name] != now[name]:
@@ -185,11 +190,21 @@ class CostEvaluator:
         shared = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
         return MeasuredCost(shared, self.label, None if ci < 0 else ci)
 
+    def _sample(self, widths: Mapping[str, int]) -> Sample:
+        """Measure widths; a board that was lost and came back measures them again."""
+        assert self._profiler is not None
+        for _ in range(_MAX_RESTARTS):
+            try:
+                return self._profiler.sample(None, 0, 0, widths)
+            except SessionRestarted:  # noqa: PERF203 - short beside a measurement
+                continue
+        raise BadMeasurement(f"the link to the board was lost {_MAX_RESTARTS} times at one network; run it again.")
+
     def _evaluate(self, widths: Mapping[str, int]) -> MeasuredCost:
         models = self._energy_models
         if self._profiler is not None:
             kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.variable}
-            sample = self._profiler.sample(None, 0, 0, kept)
+            sample = self._sample(kept)
             amounts = {"energy": sample.joules, "latency": sample.seconds}
             if self._meter is not None and not self._meter.describe().has_energy:
                 del amounts["energy"]  # the meter is a clock

@@ -103,6 +103,7 @@ class OneShot(OneShotMethod):
         """Prune the dense network to the targets."""
         widths = self._find_widths()
         self._apply(widths)
+        self.pruned_for = list(self.context.targets)
         self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
 
     # ------------------------------------------------------------ search
@@ -140,7 +141,7 @@ class OneShot(OneShotMethod):
         self._apply(widths)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
-        rated = []
+        rated: list[tuple[float, int, dict[str, int], float]] = []
         for change in self._candidates(widths):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:

@@ -97,7 +97,9 @@ def reconstruct_(
 
         return hook
 
-    chosen = {modules[path]: refit(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))}
+    chosen: dict[nn.Module, Any] = {
+        modules[path]: refit(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))
+    }
     with _hooked(model, sums), _forward_hooks(chosen, before=True), eval_mode(model):
         call_model(model, whole)
 

@@ -29,7 +29,7 @@ _NO_METER = (
     "machines, containers and laptops. ECC does not invent joules: choose a source, and pass it as --meter:"
 )
 _FALLBACK_HELP = {
-    "platform:jetson-tx2": "Estimates joules from published constants of a device (also gtx-1080-ti, eyeriss). Needs "
+    "platform:jetson-tx2": "Estimates joules from published constants of a device (also jetson-orin-nano, h100). Needs "
     "no hardware and takes seconds; every number is labelled as estimated. The best way to try ECC.",
     "cputime:15W": "Multiplies the CPU time of your network by the power of one busy core, which you declare. Ranks "
     "networks for a CPU.",

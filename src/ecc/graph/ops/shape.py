@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ecc.graph.labels import FROZEN, Labels, collapse, compact, frozen_labels, varies, varying_axes
+from ecc.graph.labels import FROZEN, PERMUTES, Labels, collapse, compact, frozen_labels, varies, varying_axes
 from ecc.graph.ops.elementwise import unite_operands
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _SELECTING = frozenset("slice narrow split split_with_sizes chunk tensor_split s
 
 def move(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """Permute, expand, select, repeat and others: run the operator on the labels."""
+    if call.name in PERMUTES and trace.is_deferred(call.tensors[0]) and trace.weight_name(call.tensors[0]) is not None:
+        return frozen_labels(call.out.shape)  # only the order of a parameter's axes changes (`Deferred.move`)
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return [None] * len(call.outs)

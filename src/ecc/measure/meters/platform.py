@@ -3,6 +3,10 @@
     platform:jetson-tx2                          NVIDIA Jetson TX2, GPU rail
     platform:gtx-1080-ti                         NVIDIA GeForce GTX 1080 Ti, board
     platform:eyeriss                             an Eyeriss-like accelerator, chip and DRAM
+    platform:jetson-orin-nano, jetson-orin-nx,   NVIDIA Jetson Orin modules, whole module; jetson-orin is the AGX Orin
+      jetson-agx-orin, jetson-orin
+    platform:raspberry-pi-5                      Raspberry Pi 5, four Cortex-A76 cores, whole board
+    platform:a100, platform:h100                 NVIDIA A100 80GB SXM and H100 SXM, board
     platform:jetson-tx2,tile=8                   widths are rounded up to multiples of 8
     platform:jetson-tx2,noise=0.03,seed=1        3 % random noise on joules and seconds, seeded
 
@@ -79,6 +83,51 @@ class Constants:
 _EYERISS_UNIT = 0.278 / 34.7 / 666e6 / (1 + 4 * 1 + 6 / 6)
 _EYERISS_BYTE = (200 + 6) * _EYERISS_UNIT / 2  # from DRAM through the buffer, 16 bits at a time
 
+
+def _from_specification(
+    device: str,
+    scope: str,
+    *,
+    watts: float,
+    idle_watts: float,
+    peak_flops: float,
+    bandwidth: float,
+    pj_per_byte: float,
+    launch_seconds: float,
+    source: str,
+    value_bytes: int | None = None,
+) -> Constants:
+    """Constants of a device of which only the specification is published.
+
+    At its power limit a device can at best run at its peak, so the power that is left after the idle power and the
+    memory traffic of a busy memory gives the energy of a MAC: joules_per_mac = (watts - idle - pJ/byte * bandwidth) /
+    (peak / 2). Half of the peak and 70 % of the bandwidth are assumed to be reached, as for the TX2, at which the power
+    limit is still the power. These are estimates: compare networks with them, not devices.
+    """
+    memory_watts = pj_per_byte * 1e-12 * bandwidth
+    return Constants(
+        device=device,
+        scope=scope,
+        joules_per_mac=max(0.1, watts - idle_watts - memory_watts) / (0.5 * peak_flops),
+        joules_per_weight_byte=pj_per_byte * 1e-12,
+        joules_per_activation_byte=pj_per_byte * 1e-12,
+        joules_per_kernel=0.0,
+        static_watts=idle_watts,
+        peak_flops=peak_flops,
+        peak_share=0.5,  # assumed
+        bandwidth=bandwidth,
+        bandwidth_share=0.7,  # assumed
+        launch_seconds=launch_seconds,
+        value_bytes=value_bytes,
+        source=source,
+    )
+
+
+# Current devices, from their specifications: fp32 without tensor cores, as the default precision runs. A byte of HBM
+# takes 31 pJ (3.9 pJ per bit: O'Connor et al., Fine-Grained DRAM, MICRO 2017). A byte of LPDDR with its controller, the
+# idle power of every device, the power of a busy Raspberry Pi and the launch times are assumed.
+_LPDDR_PJ, _HBM_PJ = 32.0, 31.0
+
 PLATFORMS: Mapping[str, Constants] = MappingProxyType(
     {
         "jetson-tx2": Constants(
@@ -132,8 +181,78 @@ PLATFORMS: Mapping[str, Constants] = MappingProxyType(
             folded=("norm", "elementwise"),
             source="coarse stand-in: Chen et al., Eyeriss, ISCA 2016 and JSSC 2017; one fetch of each value",
         ),
+        "jetson-orin-nano": _from_specification(
+            "NVIDIA Jetson Orin Nano 8GB",
+            "module",
+            watts=15.0,
+            idle_watts=1.4,
+            peak_flops=1024 * 2 * 0.625e9,  # CUDA cores, FLOPs of a fused multiply-add, clock
+            bandwidth=68e9,
+            pj_per_byte=_LPDDR_PJ,
+            launch_seconds=50e-6,
+            source="NVIDIA Jetson Orin Nano Series data sheet, 2023 (15 W, 1024 cores at 625 MHz, 68 GB/s)",
+        ),
+        "jetson-orin-nx": _from_specification(
+            "NVIDIA Jetson Orin NX 16GB",
+            "module",
+            watts=25.0,
+            idle_watts=2.0,
+            peak_flops=1024 * 2 * 0.918e9,
+            bandwidth=102.4e9,
+            pj_per_byte=_LPDDR_PJ,
+            launch_seconds=50e-6,
+            source="NVIDIA Jetson Orin NX Series data sheet, 2023 (25 W, 1024 cores at 918 MHz, 102.4 GB/s)",
+        ),
+        "jetson-agx-orin": _from_specification(
+            "NVIDIA Jetson AGX Orin 64GB",
+            "module",
+            watts=60.0,
+            idle_watts=3.0,
+            peak_flops=2048 * 2 * 1.3e9,
+            bandwidth=204.8e9,
+            pj_per_byte=_LPDDR_PJ,
+            launch_seconds=40e-6,
+            source="NVIDIA Jetson AGX Orin Series data sheet, 2022 (60 W, 2048 cores at 1.3 GHz, 204.8 GB/s)",
+        ),
+        "raspberry-pi-5": _from_specification(
+            "Raspberry Pi 5",
+            "board",
+            watts=12.0,
+            idle_watts=2.7,
+            peak_flops=4 * 16 * 2.4e9,  # cores, FLOPs of two 128-bit fused multiply-adds, clock
+            bandwidth=17.1e9,  # LPDDR4X-4267, 32 bits
+            pj_per_byte=_LPDDR_PJ,
+            launch_seconds=5e-6,
+            source="Raspberry Pi 5 product brief, 2023 (BCM2712, 4 Cortex-A76 at 2.4 GHz); 12 W assumed",
+        ),
+        "a100": _from_specification(
+            "NVIDIA A100-SXM4-80GB",
+            "board",
+            watts=400.0,
+            idle_watts=55.0,
+            peak_flops=19.5e12,
+            bandwidth=2039e9,
+            pj_per_byte=_HBM_PJ,
+            launch_seconds=5e-6,
+            source="NVIDIA A100 data sheet, 2021 (400 W, 19.5 TFLOPS fp32, 2039 GB/s)",
+        ),
+        "h100": _from_specification(
+            "NVIDIA H100 SXM5 80GB",
+            "board",
+            watts=700.0,
+            idle_watts=70.0,
+            peak_flops=66.9e12,
+            bandwidth=3350e9,
+            pj_per_byte=_HBM_PJ,
+            launch_seconds=5e-6,
+            source="NVIDIA H100 data sheet, 2023 (700 W, 66.9 TFLOPS fp32, 3350 GB/s)",
+        ),
     }
 )
+
+
+ALIASES = {"jetson-orin": "jetson-agx-orin"}
+"""Other names of platforms."""
 
 
 # --- device ------------------------------------------------------------------------------------------
@@ -156,6 +275,7 @@ class Platform:
     """
 
     def __init__(self, name: str, *, noise: float = 0.0, seed: int = 0, tile: int = 1) -> None:
+        name = ALIASES.get(name, name)
         if name not in PLATFORMS:
             known = ", ".join(PLATFORMS)
             raise NoMeter(f"platform {name!r} is unknown{_did_you_mean(name, list(PLATFORMS))}; known are {known}.")

@@ -271,32 +271,52 @@ def _weight_shapes(file: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _free_sizes(onnx: Any, first: Any, other: Any) -> bool:
-    """Replace sizes that depend on the widths by -1 in the first file. False if something else depends on them."""
+    """Replace sizes that depend on the widths by -1 in the first file, as reshapes allow.
+
+    Returns:
+        False if something else depends on the widths. Whether the sizes belong to reshapes shows when the file is run.
+    """
     if [node.op_type for node in first.graph.node] != [node.op_type for node in other.graph.node]:
         return False
     if list(_weight_shapes(first)) != list(_weight_shapes(other)):
         return False
-    shapes = {name for node in first.graph.node if node.op_type == "Reshape" for name in node.input[1:]}
     for mine, theirs in zip(first.graph.node, other.graph.node, strict=True):
-        if mine.attribute == theirs.attribute:
-            continue
-        if mine.op_type != "Constant" or mine.output[0] not in shapes:
-            return False
-        left, right = (onnx.numpy_helper.to_array(node.attribute[0].t).copy() for node in (mine, theirs))
-        if left.shape != right.shape or (left != right).sum() != 1:
-            return False
-        left[left != right] = -1
-        mine.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(left, mine.attribute[0].t.name))
+        for left, right in zip(mine.attribute, theirs.attribute, strict=False):
+            if left == right or left.name == "group":  # groups of a convolution come from the network
+                continue
+            sizes, others = (onnx.numpy_helper.to_array(_as_tensor(onnx, one)) for one in (left, right))
+            if mine.op_type != "Constant" or sizes.shape != others.shape or (sizes != others).sum() != 1:
+                return False
+            freed = sizes.copy()
+            freed[sizes != others] = -1
+            left.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(freed)))
     del first.graph.value_info[:]  # shapes of the first network
     return True
 
 
+def _as_tensor(onnx: Any, attribute: Any) -> Any:
+    """The value of a constant, which may be a tensor or whole numbers."""
+    import numpy as np
+
+    if attribute.HasField("t"):
+        return attribute.t
+    return onnx.numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute)))
+
+
 def _with_weights(onnx: Any, file: Any, model: nn.Module) -> bytes:
+    """The file with the weights of a network, and the groups of its convolutions."""
     made, weights = onnx.ModelProto(), model.state_dict()
     made.CopyFrom(file)
     for one in made.graph.initializer:
         if one.name in weights:
             one.CopyFrom(onnx.numpy_helper.from_array(weights[one.name].detach().contiguous().numpy(), one.name))
+    modules = dict(model.named_modules())
+    for node in made.graph.node:
+        if node.op_type in ("Conv", "ConvTranspose"):
+            module = modules.get(node.input[1].rpartition(".")[0])
+            for attribute in node.attribute:
+                if attribute.name == "group" and isinstance(getattr(module, "groups", None), int):
+                    attribute.i = module.groups  # type: ignore[union-attr]  # checked
     data: bytes = made.SerializeToString()
     return data
 

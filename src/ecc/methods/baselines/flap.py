@@ -62,4 +62,5 @@ class Flap(OneShotMethod):
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._scores, widths(ratio))
         reconstruct_(context.model, self._dense, self._paths, self._inputs)
+        self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})

@@ -51,4 +51,5 @@ class LlmPruner(OneShotMethod):
             widths = uniform_widths(context, list(self._importance))
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._importance, widths)
+        self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "widths": widths})

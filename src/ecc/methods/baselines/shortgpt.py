@@ -45,4 +45,5 @@ class ShortGpt(OneShotMethod):
             widths.update(dict.fromkeys(groups, 0))
         context.model.load_state_dict(self.dense_state)
         mask_(context, {}, widths)
+        self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "widths": widths})

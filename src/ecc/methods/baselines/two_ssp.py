@@ -77,6 +77,7 @@ class TwoSsp(OneShotMethod):
         widths = self._widths(1 - found, ranked=True)
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._importance, widths)
+        self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "sparsity": 1 - found, "widths": widths})
 
     def _violation(self, sparsity: float, *, ranked: bool) -> float:

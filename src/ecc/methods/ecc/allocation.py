@@ -39,7 +39,7 @@ SWEEPS = 6  # of coordinate descent; three are usually enough
 PAIRED_MOVES = 96  # moves of each direction that are paired
 MAX_EXCHANGES = 400
 RESTART_WORK = 20_000  # allowed widths times restarts
-MAX_RESTARTS = 60
+MAX_RESTARTS = 24
 _TOLERANCE = 1e-12
 
 

@@ -1,0 +1,296 @@
+"""The agent: runs on the board, holds meter and runner, and measures what the client sends.
+
+It ends when the link ends, or when the client gives no sign of life. It stores nothing. Except for tasks that are
+installed on the board, it needs only the standard library, NumPy and the runtime of the runner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ecc.errors import EccError, first_line
+from ecc.measure.counter import CounterProbe, probe_counter
+from ecc.measure.meter import Meter, close_meter
+from ecc.measure.registry import find_meter, probe_meters
+from ecc.measure.runners.runtime import open_session
+from ecc.measure.window import measure
+from ecc.measure.workload import make_workload
+from ecc.settings import MeasureSettings
+
+from .wire import HEARTBEAT_SECONDS, FrameReader, FrameWriter, LinkLost
+
+PROTOCOL = 1
+SILENCE_SECONDS = 60.0
+"""The agent ends if the client gives no sign of life for this long."""
+
+BuildTask = Callable[[Mapping[str, Any]], Any]
+"""Builds the profiler of a task that is installed here: an object with header, prepare and sample."""
+
+
+def serve(source: BinaryIO, sink: BinaryIO, build_task: BuildTask | None = None) -> None:
+    """Answer requests until the link ends.
+
+    Args:
+        source: Requests.
+        sink: Answers.
+        build_task: Builds the profiler of a task, where ECC is installed.
+    """
+
+    def write(data: bytes) -> None:
+        sink.write(data)
+        sink.flush()
+
+    writer, requests = FrameWriter(write), queue.Queue[tuple[dict[str, Any], bytes]]()
+    heard = [time.monotonic()]
+
+    def listen() -> None:
+        reader = FrameReader(source.read)
+        try:
+            while True:
+                message, data = reader.receive()
+                heard[0] = time.monotonic()
+                if message.get("op") != "alive":
+                    requests.put((message, data))
+        except LinkLost:
+            os._exit(0)  # also in the middle of a measurement
+
+    def beat() -> None:
+        while time.monotonic() - heard[0] < SILENCE_SECONDS:
+            try:
+                writer.send({"kind": "alive"})
+            except LinkLost:
+                os._exit(0)
+            time.sleep(HEARTBEAT_SECONDS)
+        os._exit(0)
+
+    for work in (listen, beat):
+        threading.Thread(target=work, daemon=True).start()
+    board = _Board(build_task)
+    while True:
+        try:
+            writer.send(board.reply(*requests.get()))
+        except LinkLost:  # noqa: PERF203 - short beside a request
+            os._exit(0)
+
+
+class _Board:
+    """State of the agent: the meter, and a task if there is one."""
+
+    def __init__(self, build_task: BuildTask | None) -> None:
+        self._build_task = build_task
+        self._profiler: Any = None
+        self._meter: Any = None
+
+    def reply(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Answer one request; every failure becomes an answer, too."""
+        answer = {"to": message.get("id")}
+        try:
+            return {**answer, "kind": "answer", **self._answer(message, data)}
+        except Exception as error:  # noqa: BLE001 - reported to the client
+            reason = str(error) if isinstance(error, EccError) else first_line(error)
+            return {**answer, "kind": "error", "type": type(error).__name__, "message": reason[:2000]}
+
+    def _answer(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        work = {
+            "hello": self._hello,
+            "open": self._open,
+            "doctor": self._doctor,
+            "read": self._read,
+            "prepare": self._prepare,
+            "sample": self._sample,
+            "cost": self._cost,
+        }.get(str(message.get("op")))
+        if work is None:
+            raise EccError(f"the agent does not know the request {message.get('op')!r}.")
+        return work(message, data)
+
+    def _hello(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        del message, data
+        return {"protocol": PROTOCOL, "pid": os.getpid(), "machine": machine()}
+
+    def _open(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Open the meter, and build the task if the request names one."""
+        del data
+        if self._meter is not None:
+            close_meter(self._meter)
+        self._meter = find_meter(message["meter"], device_type=message.get("device_type"))
+        found: dict[str, Any] = {"meter": plain(self._meter.describe()), "is_meter": isinstance(self._meter, Meter)}
+        task = message.get("task")
+        if task is not None:
+            if self._build_task is None:
+                raise EccError("this agent cannot build tasks: ECC is not installed on the board.")
+            self._profiler = self._build_task({**task, "meter": self._meter, "settings": _settings(message)})
+            found |= {"header": plain(self._profiler.summary())}
+        return found
+
+    def _read(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        del message, data
+        return {"joules": self._meter.read()}
+
+    def _doctor(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Try the meters, and observe the counters of those that work."""
+        del data
+        spec, findings = message.get("meter", "auto"), []
+        attempts = probe_meters() if spec == "auto" else []
+        if spec != "auto":
+            opened = find_meter(spec)
+            findings.append(_finding(spec, opened, opened.describe().device, ""))
+        findings += [_finding(one.name, one.meter, one.reason, one.remedy) for one in attempts]
+        return {"findings": findings, "machine": machine()}
+
+    def _prepare(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Observe the counter under the dense network."""
+        if self._profiler is not None:
+            return {"counter": plain(self._profiler.prepare(None)), "header": plain(self._profiler.summary())}
+        settings = _settings(message)
+        session = self._session(message, data)
+        for _ in range(settings.warmup_runs):
+            session.run()
+        load, _ = make_workload(session.run, session.device_type, _clock(), is_asynchronous=False)
+        counter = probe_counter(self._meter, load, settings.probe_seconds, clock=_clock())
+        counter = dataclasses.replace(counter, idle_state=None)
+        return {"counter": plain(counter), "device_type": session.device_type, "versions": session.versions()}
+
+    def _sample(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Measure one network."""
+        counter = CounterProbe(**message["counter"])
+        if self._profiler is not None:
+            return {"sample": plain(self._profiler.measure(message["widths"], counter))}
+        session, settings = self._session(message, data), _settings(message)
+        result = measure(
+            session.run,
+            self._meter,
+            settings,
+            device=session.device_type,
+            is_asynchronous=False,
+            counter=counter,
+        )
+        return {"sample": measured_fields(result)}
+
+    def _cost(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Cost of widths on an analytic platform of this machine."""
+        del data
+        assert self._profiler is not None, "an analytic platform needs a task"
+        found: dict[str, Any] = plain(self._profiler.cost(message["widths"], message.get("repeat", 0)))
+        return found
+
+    def _session(self, message: Mapping[str, Any], data: bytes) -> Any:
+        """Load the network of a request: an ONNX file, followed by the inputs that are not random numbers."""
+        import numpy as np
+
+        generator, inputs, end = np.random.default_rng(20190613), {}, message["onnx_bytes"]
+        for name, (dtype, shape, size) in message["inputs"].items():
+            if size == 0:
+                inputs[name] = generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+            else:
+                inputs[name] = np.frombuffer(data[end : end + size], dtype=dtype).reshape(shape)
+                end += size
+        return open_session(
+            message["runner"],
+            data[: message["onnx_bytes"]],
+            inputs,
+            precision=message["precision"],
+            threads=message.get("threads"),
+        )
+
+
+def _finding(spec: str, meter: Any, reason: str, remedy: str) -> dict[str, Any]:
+    """A meter as `ecc doctor` shows it."""
+    found: dict[str, Any] = {"spec": spec, "works": meter is not None, "reason": reason, "remedy": remedy}
+    if meter is None:
+        return found
+    try:
+        info = meter.describe()
+        found |= {"info": plain(info), "is_meter": isinstance(meter, Meter), "reason": f"{info.device}, {info.scope}"}
+        if isinstance(meter, Meter):
+            found["counter"] = plain(
+                dataclasses.replace(probe_counter(meter, None, 1.0, clock=_clock()), idle_state=None)
+            )
+    except EccError as error:
+        found["trouble"] = str(error)
+    finally:
+        close_meter(meter)
+    return found
+
+
+def _clock() -> Any:
+    from ecc.measure.meter import Clock
+
+    return Clock()
+
+
+def _settings(message: Mapping[str, Any]) -> MeasureSettings:
+    return MeasureSettings(**message["settings"])
+
+
+def measured_fields(result: Any) -> dict[str, Any]:
+    """The fields of a sample that a measurement gives."""
+    return {
+        "joules": result.joules,
+        "seconds": result.seconds,
+        "relative_ci": _rounded(result.relative_ci),
+        "edge_error": _rounded(result.edge_error),
+        "ticks": result.ticks,
+        "temperature_celsius": result.temperature_celsius,
+        "clock_mhz": result.clock_mhz,
+        "power_capped": result.power_capped,
+        "throttled": result.throttled or None,
+        "host_bound_share": _rounded(result.host_bound_share),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def machine() -> dict[str, str]:
+    """Versions and processor of this machine, without host and user names."""
+    found = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": str(os.cpu_count() or 1),
+    }
+    model = Path("/proc/device-tree/model")
+    if model.is_file():
+        found["board"] = model.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
+    for name in ("torch", "onnxruntime", "openvino", "numpy"):
+        if importlib.util.find_spec(name) is not None:
+            from importlib import metadata
+
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                found[name] = "installed"
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Records as JSON can represent them. A tagged struct gets its tag as `kind`."""
+    if hasattr(value, "__struct_fields__"):
+        fields = {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+        return {"kind": value.__struct_config__.tag, **fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def main(build_task: BuildTask | None = None) -> None:
+    """Serve on stdin and stdout. What libraries print goes to stderr, where it cannot damage the stream."""
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    serve(sys.stdin.buffer, sink, build_task)
