@@ -17,7 +17,6 @@ class ShortGpt(OneShotMethod):
 
     name = "shortgpt"
     removes_branches = True
-    removes_branches = True
 
     def start(self, context: PruningContext) -> None:
         """Compute the influence of each block on calibration batches.
