@@ -37,7 +37,7 @@ BUDGETS = (0.9, 0.8, 0.65, 0.5, 0.35)
 MIN_WIDTH_RATIO = 0.1
 
 
-def value(form: CostForm, widths: Sequence[float]) -> float:
+def value(form: CostForm, widths: Sequence[float] | Array) -> float:
     """The cost at these widths."""
     return form.value(np.asarray(widths, float))
 
@@ -172,8 +172,8 @@ class Program:
         self._count += table.size
         self._costs += list(zip(index.ravel().tolist(), table.ravel().tolist(), strict=True))
         for group, lines in ((one, index), (other, index.T)):
-            for k, line in enumerate(lines.tolist()):
-                self._rows.append([(int(self._first[group]) + k, -1.0), *((entry, 1.0) for entry in line)])
+            for k, line in enumerate(lines):
+                self._rows.append([(int(self._first[group]) + k, -1.0), *((int(entry), 1.0) for entry in line)])
                 self._bounds.append((0.0, 0.0))
 
     def solve(self, seconds: float) -> tuple[float, bool]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +136,28 @@ class SimulatedMethod:
         self.solver.fix_plan([widths[name] for name in self._context.graph.full_widths])
 
 
+@dataclass
 class Context:
     """What the controller needs of a `PruningContext`."""
 
-    def __init__(self, model: EnergyModel, targets: list[float], width_multiple: int) -> None:
-        self.model, self.graph, self.costs = model, Grouped(model), (model,)
-        self.targets, self.width_multiple = targets, width_multiple
-        self.method: SimulatedMethod | None = None
+    model: EnergyModel
+    targets: list[float]
+    width_multiple: int
+    method: SimulatedMethod | None = None
+
+    @property
+    def graph(self) -> Grouped:
+        """Names and full widths of the groups."""
+        return Grouped(self.model)
+
+    @property
+    def costs(self) -> tuple[EnergyModel, ...]:
+        """The model."""
+        return (self.model,)
+
+    def constraint_violation(self, widths: Sequence[int]) -> float:
+        """Cost / target - 1."""
+        return self.model.at(dict(zip(self.graph.full_widths, widths, strict=True))) / self.targets[0] - 1
 
     def min_widths(self) -> list[int]:
         """Minimum width of each group."""
@@ -178,11 +194,6 @@ def run(model: EnergyModel, multiple: int, fraction: float, rng: np.random.Gener
     context.method = SimulatedMethod(context, rng)
     found["prediction_only"] = device.energy(context.method.propose([start]) or full) / limit
     controller: Any = BudgetController(context.method, context, [limit], device.measure)  # type: ignore[arg-type]
-    import ecc.methods.budget_controller as module
-
-    module.is_reachable = lambda where, targets: (
-        model.at(dict(zip(full, where.min_widths(), strict=True))) <= targets[0]
-    )
     controller.run(lambda _: None)
     found["result"] = device.energy(context.named_widths()) / limit
     found["reading"] = controller.checks[-1].measured["energy"] / limit

@@ -52,6 +52,7 @@ class Measured:
     """Loss of a network with some channels masked, on fixed batches."""
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, task: Task, batches: list[Any], device: Any) -> None:
+        assert task.loss is not None
         self._model, self._graph, self._loss, self._device = model, graph, task.loss, device
         self._batches = batches
         self.slices = ConsumerSlices(model, graph, device)
@@ -81,6 +82,7 @@ def statistics(
     model: nn.Module, graph: ChannelGraph, task: Task, batches: list[Any], optimizer: Any, device: Any
 ) -> dict[str, Tensor]:
     """Channel importance by every criterion, from gradients of some batches at fixed weights."""
+    assert task.loss is not None
     slices = ConsumerSlices(model, graph, device)
     products = []
     for images, targets in map(split_batch, batches):
@@ -168,6 +170,7 @@ def study(
 
 def study_task(name: str, task: Task, options: Any) -> dict[str, Any]:
     """All criteria at three points of the training of one network."""
+    assert task.loss is not None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     graph = trace_channels(task.model, task.example_input)
     model = task.model.to(device).train()

@@ -150,7 +150,7 @@ def main() -> None:
     batch = 8 if options.small else 512
 
     def left() -> float:
-        return options.seconds - (time.monotonic() - started)
+        return float(options.seconds) - (time.monotonic() - started)
 
     networks = NETWORKS[2:3] if options.small else NETWORKS
     try:

@@ -36,6 +36,7 @@ from result_tables import (
     weights,
     windows,
 )
+from runner_table import runner_section
 from scale_table import scale_section
 
 PAGE = ROOT / "RESULTS.md"
@@ -209,7 +210,7 @@ below use TF32 with contiguous tensors, where pruning saves most.
 
 {origin("floors.json")}
 
-{section()}{llm_section()}{gpu_section()}## Overhead of a solver step
+{runner_section()}{section()}{llm_section()}{gpu_section()}## Overhead of a solver step
 
 Time of a training step with `EccSolver`, during pruning in a run of 20,000 steps, relative to a step with fused Adam;
 *admm, per layer* is a straightforward implementation that updates layer by layer at every step. Goals:

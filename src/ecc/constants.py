@@ -5,10 +5,13 @@ from __future__ import annotations
 BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "resnet56")
 """The tasks that need no file and no other package; `ecc.zoo.image_task` has the networks."""
 
-METHOD_NAMES = (
-    *("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy"),
-    *("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp"),
-)
+COMPARED_METHODS = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
+"""The methods of `ecc compare` by default, for any network."""
+
+TRANSFORMER_METHODS = ("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp")
+"""Methods without training, for transformers."""
+
+METHOD_NAMES = (*COMPARED_METHODS, *TRANSFORMER_METHODS)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 SCRATCH = "scratch"

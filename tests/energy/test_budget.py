@@ -50,6 +50,7 @@ BAD = [
     ("5 MiJ", "has the unit 'MiJ'; energy takes J"),
     ("latency=5 min", "has the unit 'min'; latency takes s"),
     ("params=2B", "has the unit 'B'; params takes a plain number or one with k, M or G"),
+    ("params=2m", "has the unit 'm'; params takes a plain number"),
     ("weight_bytes=4M", "has the unit 'M'; weight_bytes takes B"),
     ("60%/image", "has the unit '%/image'"),
     ("5 mJ/second", "is per 'second'; write /image, or /token for a language model, or leave it out"),

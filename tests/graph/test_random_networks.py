@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import ecc
 from ecc import ChannelGraph
+from ecc.graph import mask_branches_
 from graph.blocks.base import BLOCKS, HARD, LEAKS, NUMERIC
-from graph.exactness import assert_same_state, assert_slim_is_exact, checked_groups
+from graph.exactness import assert_same_outputs, assert_same_state, assert_slim_is_exact, checked_groups
 from graph.networks import Drawn, block_of, networks, networks_with
 from graph.traps.checking import FEW_CALLS, assert_slim_is_masked
 
@@ -53,6 +54,20 @@ def assert_exact(drawn: Drawn, graph: ChannelGraph, data: st.DataObject) -> None
     dead = data.draw(dead_units(graph), "dead units")
     assert_slim_is_exact(drawn.net, drawn.example, graph, dead, macs=drawn.net.is_plain)
     assert_slim_is_masked(drawn.net, graph, dead, (drawn.example, drawn.net.example(2)), FEW_CALLS)
+    if graph.branches:
+        names = st.sampled_from([branch.name for branch in graph.branches])
+        assert_removed_exactly(drawn, graph, sorted(data.draw(st.sets(names, min_size=1), "branches")))
+
+
+def assert_removed_exactly(drawn: Drawn, graph: ChannelGraph, names: list[str]) -> None:
+    """Compare the networks with masked and with removed branches."""
+    masked = ecc.with_widths(drawn.net, graph, {})
+    mask_branches_(masked, graph, names)
+    for example in (drawn.example, drawn.net.example(2)):
+        assert_same_outputs(masked, ecc.slim(masked, graph), example, "outputs without branches")
+    small = ecc.slim(masked, graph)
+    counted = graph.parameters({group: 0 for name in names for group in graph.branch(name).groups})
+    assert sum(parameter.numel() for parameter in small.parameters()) == int(counted)
 
 
 def assert_found(graph: ChannelGraph, tensor: str, expected: int | str) -> None:

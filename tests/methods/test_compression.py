@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from ecc.constants import TRANSFORMER_METHODS
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, EccError, InfeasibleBudget
 from ecc.graph import live_channels, mask_channels_, with_widths
@@ -263,8 +264,7 @@ def test_another_optimizer_trains_every_phase_with_its_own_rate(tmp_path: Path) 
 
 def test_methods_have_names_and_the_matrix_has_all_of_them() -> None:
     assert {name: find_method(name).name for name in METHODS} == {name: name for name in METHODS}
-    of_transformers = {"one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp"}
-    assert set(METHODS) == {*SMALL, *of_transformers}
+    assert set(METHODS) == {*SMALL, *TRANSFORMER_METHODS}  # the latter are in zoo/test_language.py
     for name in METHODS:
         is_same = find_method(name).config() == find_method(name, quick=True).config()
         assert is_same == (name not in ("amc", "lcp"))  # a quick run is another run

@@ -73,7 +73,8 @@ def test_a_language_model_goes_through_the_whole_path(
     assert summary["label"] == "estimated"
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     assert "decode per token (estimated)" in card
-    assert "load_pruned" in card
+    record = json.loads((run / "model" / "ecc.json").read_text())
+    assert ("load_pruned" in card) != record["has_plain_config"]
 
     from ecc.integrations.huggingface import load_pruned
 

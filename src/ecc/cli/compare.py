@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ecc.budget import measured_resources, parse_budget
-from ecc.constants import METHOD_NAMES, SCRATCH
+from ecc.constants import COMPARED_METHODS, METHOD_NAMES, SCRATCH
 from ecc.errors import EccError
 from ecc.settings import CompressSettings, make_settings
 
@@ -58,8 +58,8 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
 @option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Folder of the runs; it is resumed.")
 @option("--budgets", metavar="LIST", default="80%,65%,50%,35%", help="Budgets, with commas between them.")
 @option(
-    "--methods", metavar="LIST", default=",".join(METHOD_NAMES), show_default=False,
-    help=f"Some of {', '.join((*METHOD_NAMES, SCRATCH))}; the default is all but scratch.",
+    "--methods", metavar="LIST", default=",".join(COMPARED_METHODS), show_default=False,
+    help=f"Some of {', '.join((*METHOD_NAMES, SCRATCH))}; the default is the first seven.",
 )  # fmt: skip
 @option("--seeds", metavar="N", type=click.IntRange(1, 1000), default=3, help="Runs of each method and budget.")
 @option(

@@ -254,7 +254,8 @@ class BilinearForm:
         whole = replace(self, switches=()) if self._switched is not None else self
         quadratic, linear, constant = (part.cpu().numpy() for part in whole._form)
         none = csr_array((0, self.num_groups))
-        parts = (np.zeros(0), none, *[np.zeros(0)] * 3) if steps is None else steps.arrays()
+        nothing = np.zeros(0)
+        parts = (nothing, none, nothing, nothing, nothing) if steps is None else steps.arrays()
         return CostForm(float(constant), linear, quadratic, *parts, self._switched_terms())
 
     def _switched_terms(self) -> tuple[SwitchedTerms, ...]:

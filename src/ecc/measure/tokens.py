@@ -198,7 +198,8 @@ def _last_logits(model: Any) -> dict[str, int]:
 def _step_back(cache: Any) -> None:
     """Let a static cache forget the last token, so that the step can be repeated; in place, for a CUDA graph."""
     used = [layer for layer in cache.layers if layer.is_initialized]
-    torch._foreach_sub_([layer.cumulative_length for layer in used], 1)  # one kernel for all layers
+    if used:
+        torch._foreach_sub_([layer.cumulative_length for layer in used], 1)  # one kernel for all layers
     for layer in used:
         if hasattr(layer, "cumulative_length_int"):
             layer.cumulative_length_int -= 1

@@ -4,7 +4,7 @@ The energy model is only a prediction. `BudgetController` measures networks and 
 ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
 
     target  1.0 ─┐
-                 └─┐  at 25 %: measure what the method would prune to; the model is off by r there, target = budget / r
+                 └─┐  at 15 %: measure what the method would prune to; the model is off by r there, target = budget / r
                    └──┐  at 50 % and 75 %: the same, several times, until a measured result is within the band
                       └───── at 100 %: the network has exactly the widths that were measured
 
@@ -31,14 +31,14 @@ from ecc.run_records import CostCheck
 from .base import Method, PruningContext, schedule_progress
 from .cost_evaluator import MeasuredCost
 
-CHECKPOINTS = (0.25, 0.5, 0.75, 1.0)
+CHECKPOINTS = (0.15, 0.5, 0.75, 1.0)
 """Fractions of the pruning schedule at which the network is measured.
 
-Pruned channels do not come back, so the first check has to be early: with the cubic schedule, 58 % of the reduction is
-done at a quarter of the steps.
+Pruned channels do not come back, so the first check has to be early: with the cubic schedule, 39 % of the reduction is
+done at 15 % of the steps.
 """
 
-PROPOSALS = (1, 3, 12)
+PROPOSALS = (4, 12, 4)
 """Most measurements of proposed widths at each checkpoint before the last."""
 
 TOLERANCE_BAND = (0.98, 1.0)
@@ -139,15 +139,9 @@ class BudgetController:
                 return None
             self.is_met, self.note = False, ""
         is_final = progress is None or progress >= 1.0 or is_last
-        if not is_final and progress is not None and hasattr(self._method, "propose"):
-            proposed = self._measure_proposals(progress)
-            if proposed is not None:
-                return proposed
-        if is_final and self._chosen is not None and widths == self._chosen.check.widths:
-            check = replace(self._chosen.check, step=self.steps, progress=1.0)  # measured before it was pruned
-            self.checks.append(check)
-            self._chosen = None
-            return self._decide(check) or check
+        known = self._accept_chosen(widths) if is_final else self._measure_proposals(progress or 0.0)
+        if known is not None:
+            return known
         if is_final and any(widths == check.widths for check in self.checks if check.progress >= 1.0):
             # Measured often enough, a network above its budget would pass by chance.
             return self._stop_at_best()
@@ -161,17 +155,31 @@ class BudgetController:
         self._context.targets = list(check.targets.values())
         return check
 
+    def _accept_chosen(self, widths: Mapping[str, int]) -> CostCheck | None:
+        """If the network has the chosen widths, they need not be measured again."""
+        if self._chosen is None or widths != self._chosen.check.widths:
+            return None
+        check = replace(self._chosen.check, step=self.steps, progress=1.0)
+        self.checks.append(check)
+        self._chosen = None
+        return self._decide(check) or check
+
     def _measure_proposals(self, progress: float) -> CostCheck | None:
-        """Measure widths that the method would prune to, until some are within the band. The last time, choose them.
+        """Measure widths that the method would prune to, until some are within the band, and choose these.
+
+        The choice at the second checkpoint leaves room for more channels. It is replaced at the third one, where the
+        importance is known better, if widths within the band are found again.
 
         The candidates are the method's proposals for many targets. After each measurement, `estimate_error` says where
         the others are on the device, and the one that seems to be closest to the middle of the band is measured next.
         """
+        if not hasattr(self._method, "propose"):
+            return None
         tries = PROPOSALS[self._next_checkpoint]
         while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
             tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
             self._next_checkpoint += 1
-        is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
+        chooses = self._next_checkpoint > 1  # from the second checkpoint on
         candidates = self._candidates()
         found: list[_Bracket] = []
         while candidates and len(found) < tries:
@@ -185,6 +193,8 @@ class BudgetController:
             found.append(_Bracket(targets, ratio, check))
             if self._band[0] <= ratio <= self._aim()[0]:
                 break
+            if chooses and 2 * len(found) >= tries:
+                candidates += self._neighbours(found)
         if not found:
             return None
         top, aim = self._aim()
@@ -197,9 +207,12 @@ class BudgetController:
             rest = [(abs(self._estimated_ratio(widths) - aim), targets) for widths, targets in candidates]
             nearest = min(rest, default=(abs(best.ratio - aim), best.targets), key=lambda one: one[0])
             self._context.targets = list(nearest[1])
-        if is_last and fitting and not self._is_dense(best.check.widths):
-            self._chosen, self._context.targets = best, list(best.targets)
+        is_better = best in fitting and (self._chosen is None or best.ratio >= self._band[0])
+        if chooses and is_better and not self._is_dense(best.check.widths):
+            self._chosen = best
             self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
+        if self._chosen is not None:
+            self._context.targets = list(self._chosen.targets)
         return self.checks[-1]
 
     def _aim(self) -> tuple[float, float]:
@@ -210,16 +223,54 @@ class BudgetController:
         return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
 
     def _candidates(self) -> list[tuple[dict[str, int], list[float]]]:
-        """Different proposals of the method, for targets around the present ones."""
+        """Different proposals of the method, for targets around the present ones, or around corrected ones."""
         context, found = self._context, {}
-        for factor in dict.fromkeys(1 + sign * distance for distance in CANDIDATES for sign in (1, -1)):
-            targets = [factor * target for target in context.targets]
-            if not is_reachable(context, targets):
-                continue
-            widths = self._method.propose(targets)  # type: ignore[attr-defined]  # checked by the caller
+        first = self._propose(context.targets)
+        if first is None:
+            return []
+        centre, scaled = list(context.targets), [1.0] * len(context.costs)
+        if self.checks:  # an exact cost has its budget as target
+            _, aim = self._aim()
+            scaled = [float(cost.resource in self.checks[-1].measured) for cost in context.costs]
+            errors = [estimate_error(self.checks, cost.resource, first) for cost in context.costs]
+            parts = zip(self._limits, errors, scaled, strict=True)
+            centre = [aim * limit / error if is_measured else limit for limit, error, is_measured in parts]
+        for distance in dict.fromkeys(sign * distance for distance in CANDIDATES for sign in (1, -1)):
+            targets = [one * (1 + distance * part) for one, part in zip(centre, scaled, strict=True)]
+            widths = self._propose(targets)
             if widths is not None:
                 found[tuple(widths.values())] = (widths, targets)
         return list(found.values())
+
+    def _propose(self, targets: Sequence[float]) -> dict[str, int] | None:
+        if not is_reachable(self._context, targets):
+            return None
+        widths: dict[str, int] | None = self._method.propose(targets)  # type: ignore[attr-defined]
+        return widths
+
+    def _neighbours(self, found: Sequence[_Bracket]) -> list[tuple[dict[str, int], list[float]]]:
+        """Widths that differ in one group from the best ones: one step wider if they cost too little, else narrower.
+
+        Where costs have large steps, no proposal may be within the band. All other widths are those of a measured
+        network, so the estimate is good.
+        """
+        context, step = self._context, self._context.width_multiple
+        present, least = context.named_widths(), dict(zip(context.graph.full_widths, context.min_widths(), strict=True))
+        measured = {tuple(check.widths.values()) for check in self.checks}
+        below = [one for one in found if one.ratio <= self._band[0]]
+        above = [one for one in found if one.ratio > self._band[0]]
+        bases = [(max(below, key=lambda one: one.ratio), step)] if below else []
+        bases += [(min(above, key=lambda one: one.ratio), -step)] if above else []
+        neighbours = {}
+        for base, change in bases:
+            for name, width in base.check.widths.items():
+                new = min(present[name], width + change)
+                if width > 0 and new != width and new >= least[name]:
+                    widths = {**base.check.widths, name: new}
+                    predicted = context.predicted(widths).values()
+                    targets = [max(*pair) for pair in zip(base.targets, predicted, strict=True)]
+                    neighbours[tuple(widths.values())] = (widths, targets)
+        return [one for key, one in neighbours.items() if key not in measured]
 
     def _estimated_ratio(self, widths: Mapping[str, int]) -> float:
         """What the cost of these widths would be on the device, as a fraction of the budget."""

@@ -115,8 +115,13 @@ def refuse_infeasible(
             options = {f"min_width_ratio={min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
             if width_multiple > 1:
                 options["width_multiple=1"] = reached(cost, min_width_ratio, 1)
-            if with_branches is not None:
-                options["depth=True"] = reached(cost, min_width_ratio, width_multiple, with_branches)
+            deep = cost
+            if with_branches is not None and cost.label == "counted":
+                deep = counted_cost(with_branches, cost.resource)
+            if with_branches is not None and deep.branches:
+                options["depth=True"] = reached(deep, min_width_ratio, width_multiple, with_branches)
+            elif with_branches is not None and with_branches.branches:
+                options["depth=True, which removes residual branches"] = -math.inf
             tiny = 0.0 if graph.branches else 1e-9  # width 0 means that a branch is removed
             base = float(cost.to("cpu").value(torch.full((len(cost.groups),), tiny, dtype=torch.float64)))
             removed = sum(branch.name in cost.branches for branch in graph.branches)
@@ -136,7 +141,7 @@ def raise_infeasible(
     Args:
         one: The budget.
         min_width_ratio: In use.
-        options: What the user can change, and the cost that it would reach.
+        options: What the user can change, and the cost that it would reach; minus infinity if that is not known.
         base: Cost that does not depend on the widths, and little on the batch size.
         parts: What is pruned.
         removed: Number of branches that the smallest network lacks.
@@ -148,7 +153,8 @@ def raise_infeasible(
     ways = [f"a budget of at least {lowest} %"]
     for option, cost in options.items():
         if cost < one.min_cost - 0.005 * one.dense:
-            ways.append(f"{option} (reaches {math.ceil(100 * cost / one.dense)} %)")
+            known = f" (reaches {math.ceil(100 * cost / one.dense)} %)" if math.isfinite(cost) else ""
+            ways.append(f"{option}{known}")
     if one.resource in MEASURED_UNITS and base > 0.5 * one.min_cost:
         ways.append(f"a larger batch ({base / one.dense:.0%} of the dense cost does not depend on the widths)")
     kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"

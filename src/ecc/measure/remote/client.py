@@ -7,6 +7,7 @@ answer has arrived, so none is lost and none is taken twice.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import queue
@@ -49,15 +50,12 @@ START_SECONDS = 120.0
 
 ANALYTIC = ("platform:", "replay:")
 
-AGENT_MODULES = (
-    "errors", "constants", "options", "settings", "schedules", "measure.meter", "measure.counter",
-    "measure.measurement",
-    "measure.window", "measure.workload", "measure.thermal", "measure.registry", "measure.meters.nvml",
+AGENT_ROOTS = (
+    "measure.remote.agent", "measure.runners.onnxruntime", "measure.runners.openvino", "measure.meters.nvml",
     "measure.meters.jetson", "measure.meters.amd", "measure.meters.apple", "measure.meters.rapl",
-    "measure.meters.command", "measure.meters.cputime", "measure.meters.wall", "measure.runners.runtime",
-    "measure.runners.onnxruntime", "measure.runners.openvino", "measure.remote.wire", "measure.remote.agent",
+    "measure.meters.command", "measure.meters.cputime", "measure.meters.wall",
 )  # fmt: skip
-"""What a board gets: modules without torch."""
+"""What a board gets, with all that these modules import at their top: nothing of it imports torch."""
 
 _PACKAGES = ("ecc", "ecc.measure", "ecc.measure.meters", "ecc.measure.runners", "ecc.measure.remote")
 
@@ -172,17 +170,34 @@ class Target:
         return [*command, "-T", "--", self.host, remote]
 
 
+def agent_modules() -> dict[str, str]:
+    """Sources of the agent's modules by their name below `ecc`."""
+    root = Path(__file__).resolve().parents[2]
+    found: dict[str, str] = {}
+    waiting = list(AGENT_ROOTS)
+    while waiting:
+        name = waiting.pop()
+        path = root.joinpath(*name.split(".")).with_suffix(".py")
+        if name in found or not path.is_file():  # packages are empty on the board
+            continue
+        found[name] = path.read_text(encoding="utf-8")
+        for node in ast.parse(found[name]).body:
+            if isinstance(node, ast.ImportFrom):
+                base = ["ecc", *name.split(".")][: -node.level] if node.level else []
+                words = [*base, *(node.module.split(".") if node.module else [])]
+                if words[:1] == ["ecc"]:
+                    waiting += [".".join(words[1:]), *(".".join([*words[1:], alias.name]) for alias in node.names)]
+    return found
+
+
 def agent_sources() -> bytes:
     """The agent as it is sent to a board: module sources, compressed."""
-    root = Path(__file__).resolve().parents[2]
     from ecc import __version__
 
     sources: dict[str, tuple[bool, str]] = dict.fromkeys(_PACKAGES, (True, ""))
     sources["ecc"] = (True, f"__version__ = {__version__!r}\n")
     sources["msgspec"] = (False, _MSGSPEC)
-    for name in AGENT_MODULES:
-        path = root.joinpath(*name.split(".")).with_suffix(".py")
-        sources[f"ecc.{name}"] = (False, path.read_text(encoding="utf-8"))
+    sources |= {f"ecc.{name}": (False, text) for name, text in agent_modules().items()}
     return zlib.compress(json.dumps(sources).encode())
 
 

@@ -35,6 +35,7 @@ class TwoSsp(OneShotMethod):
 
     name = "2ssp"
     needs_held_out = True
+    removes_branches = True
 
     def start(self, context: PruningContext) -> None:
         """Compute the importance of hidden units.
@@ -61,7 +62,6 @@ class TwoSsp(OneShotMethod):
         full = graph.full_widths
         without = graph.parameters(dict.fromkeys(inside, 0)) if inside else graph.parameters()
         self._parameter_ratio = float(graph.parameters() - without) / max(1.0, self._hidden_parameters(full))
-        self._order: list[str] = []
 
     def _hidden_parameters(self, full: dict[str, int]) -> float:
         graph = self.context.graph

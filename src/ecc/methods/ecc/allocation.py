@@ -168,7 +168,7 @@ class WidthAllocator:
         self._costs = [_BudgetedCost(form, budget, self._widths, self._group) for form, budget in pairs]
         self._classes = self._independent_classes()
 
-    def solve(self, losses: Sequence[Sequence[float]], *, restarts: int | None = None) -> Allocation:
+    def solve(self, losses: Sequence[Sequence[float] | Array], *, restarts: int | None = None) -> Allocation:
         """Widths that lose the least.
 
         Args:

@@ -350,7 +350,8 @@ class WidthPlanner:
         failures = 0
         while failures < BRANCH_FAILURES:
             gains = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
-            promising = sorted((b for b, gain in gains.items() if gain > 0), key=lambda b: -gains[b])[failures:]
+            pays = [b for b, gain in gains.items() if gain > 0 or not best.is_feasible]
+            promising = sorted(pays, key=lambda b: -gains[b])[failures:]
             if not promising:
                 break
             # Several at once as long as many pay, then one by one.
