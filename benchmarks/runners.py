@@ -12,7 +12,6 @@ part that would exceed `--seconds` is left out and recorded so. The file is writ
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from contextlib import suppress
@@ -139,7 +138,7 @@ def main() -> None:
     available = available_runners(options.device)
     record: dict[str, Any] = {
         "what": "energy models and costs by inference runner",
-        "environment": machine(commit=os.environ.get("ECC_COMMIT", ""), device=device_name(options.device)),
+        "environment": machine(device=device_name(options.device)),
         "meter": to_builtins(meter.describe()),
         "available": available,
         "models": [],
