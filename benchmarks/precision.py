@@ -15,7 +15,6 @@ onnxruntime.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 import warnings
@@ -104,7 +103,7 @@ def main() -> None:
     ]
     record = {
         "what": "pruning and int8 at equal latency, onnxruntime on the CPU, digits",
-        "environment": machine(commit=os.environ.get("ECC_COMMIT", "")),
+        "environment": machine(),
         "label": "measured (CPU time)",
         "batch": options.batch,
         "rows": rows,

@@ -22,6 +22,7 @@ def _runners(found: dict[str, Any]) -> str:
     models = [
         [
             row["runner"],
+            row["network"],
             str(row["samples"]),
             "" if row["seconds_per_sample"] is None else f"{row['seconds_per_sample']:.2f}",
             "-" if not row.get("errors") else f"{row['errors']['mean']:.1%}",
@@ -42,9 +43,9 @@ def _runners(found: dict[str, Any]) -> str:
     ]
     return f"""## Inference runners
 
-Cross-validated error of the energy model of resnet20 with each runner, {device}; goal: at most 3 %.
+Cross-validated error of the energy model with each runner, {device}; goal: at most 3 %.
 
-{table(["runner", "samples", "s per sample", "mean error", "p90"], models)}
+{table(["runner", "network", "samples", "s per sample", "mean error", "p90"], models)}
 
 The cheapest way to run the dense network, as `--runner auto` finds it: outputs within 5 % of fp32, random weights.
 
