@@ -115,6 +115,7 @@ class Program:
         self._pairs: dict[tuple[int, int], Array] = {}
         self._rows: list[list[tuple[int, float]]] = []
         self._bounds: list[tuple[float, float]] = []
+        self._upper: dict[int, float] = {}  # of variables that may be above 1
         for group, widths in enumerate(candidates):
             at = np.asarray(widths, float)
             self._add_own(group, form.linear[group] * at + 0.5 * form.quadratic[group, group] * at**2)
@@ -152,8 +153,17 @@ class Program:
         elif len(sums) == 2:
             (one, rows), (other, columns) = sums
             self._add_pair(one, other, height * self._risen(row, np.add.outer(rows, columns) - start))
-        elif form.multiple[row]:
-            pass  # left out: the bound is lower than the optimum
+        elif form.multiple[row]:  # size - start = multiple * whole + rest with 0 <= rest <= (multiple - 1) * misaligned
+            whole, misaligned = self._count, self._count + 1
+            self._count += 2
+            self._binary += [whole, misaligned]
+            self._costs.append((misaligned, height))
+            multiple = float(form.multiple[row])
+            self._upper[whole] = (sum(sizes.max() for _, sizes in sums) - start) / multiple
+            sizes_of = [(int(self._first[g]) + k, size) for g, sizes in sums for k, size in enumerate(sizes.tolist())]
+            rest = [*sizes_of, (whole, -multiple)]
+            self._rows += [rest, [*rest, (misaligned, 1 - multiple)]]
+            self._bounds += [(start, np.inf), (-np.inf, start)]
         else:  # risen >= size - start, unless full is 1; full <= risen
             risen, full = self._count, self._count + 1
             self._count += 2
@@ -183,6 +193,8 @@ class Program:
         scale = max(objective.max(), 1e-300)
         integrality = np.zeros(self._count)
         integrality[self._binary] = 1
+        upper = np.ones(self._count)
+        upper[list(self._upper)] = list(self._upper.values())
         low, high = (np.array(side) for side in zip(*self._bounds, strict=True))
         result = milp(
             objective / scale,
@@ -193,7 +205,7 @@ class Program:
                 ),
             ],
             integrality=integrality,
-            bounds=Bounds(0, 1),
+            bounds=Bounds(0, upper),
             options={"time_limit": seconds, "mip_rel_gap": 1e-4},
         )
         return float(result.mip_dual_bound) * scale, result.status == 0
