@@ -264,12 +264,7 @@ def test_another_optimizer_trains_every_phase_with_its_own_rate(tmp_path: Path) 
 
 def test_methods_have_names_and_the_matrix_has_all_of_them() -> None:
     assert {name: find_method(name).name for name in METHODS} == {name: name for name in METHODS}
-<<<<<<< HEAD
-    of_transformers = {"one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp"}
-    assert set(METHODS) == {*SMALL, *of_transformers}
-=======
     assert set(METHODS) == {*SMALL, *TRANSFORMER_METHODS}  # the latter are in zoo/test_language.py
->>>>>>> w/llm
     for name in METHODS:
         is_same = find_method(name).config() == find_method(name, quick=True).config()
         assert is_same == (name not in ("amc", "lcp"))  # a quick run is another run
