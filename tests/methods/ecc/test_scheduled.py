@@ -363,7 +363,7 @@ def test_an_update_is_a_function_of_tensors_and_resumes_from_its_state() -> None
     for step in (3, 5, 7):
         before = tensors.state
         allowed = torch.tensor([SCHEDULE.fractions(step), SCHEDULE.end], dtype=torch.float64)
-        tensors.load([*tensors._updated(*before[:3], IMPORTANCE, allowed, before[3]), before[3]])
+        tensors.load([*tensors._updated(*before[:3], IMPORTANCE, allowed, before[3]), *before[3:]])
         resumed.load([tensor.clone() for tensor in numbers.state])
         for solver in (numbers, resumed):
             solver.update(IMPORTANCE, SCHEDULE, step, 1e-2)

@@ -452,7 +452,7 @@ class _PlanProblem:
         after[self.branches[branch]] = 0
         saved = [(form.value(widths) - form.value(after)) / b for form, b in zip(self.forms, self.budgets, strict=True)]
         kept = sum(float(self.lost[g][self.live[g] - found.widths[g]]) for g in self.branches[branch])
-        worth = sum(price * one for price, one in zip(found.multipliers, saved, strict=True))
+        worth = sum(multiplier * one for multiplier, one in zip(found.multipliers, saved, strict=True))
         return worth - (self.branch_lost[branch] - kept)
 
 
@@ -508,6 +508,7 @@ class ScheduledSolver:
         self._cuda_graph = CudaGraphFunction(self._updated) if len(alive) <= MAX_CUDA_GRAPH_SIZE else None
         self._unit = constraints.dense[0] if len(constraints.costs) == 1 else 1.0
         self.state = _State(*self._pruner.start(alive), min_widths, torch.zeros((), dtype=torch.bool))
+        self._is_fixed = False  # as in the state, where reading it would synchronise with the device
         self.removed = self._removed()
         """Positions of the branches that are removed, among those of the planner."""
 
@@ -527,7 +528,7 @@ class ScheduledSolver:
         decision, ends = PruneDecision(*before), schedule.end
         channels = importance[: len(decision.alive)]
         if self._planner is not None and schedule.plans_at(step):
-            if not is_fixed:
+            if not self._is_fixed:
                 planned = self._planner.plan(decision.alive, importance, ends)
             if step >= schedule.ramp_end:
                 self.state = _State(*self._pruner.prune_to(decision, channels, planned, ends), planned, is_fixed)
@@ -568,8 +569,8 @@ class ScheduledSolver:
     def fix_plan(self, widths: Sequence[int] | None) -> None:
         """Prune to these widths, whatever the importance will be; None plans again."""
         planned = self.state.planned if widths is None else torch.tensor(widths).to(self.state.planned)
-        is_fixed = torch.tensor(widths is not None)
-        self.state = self.state._replace(planned=planned, is_fixed=is_fixed)
+        self._is_fixed = widths is not None
+        self.state = self.state._replace(planned=planned, is_fixed=torch.tensor(self._is_fixed))
 
     def _remove_branches(
         self, decision: PruneDecision, importance: Tensor, planned: Tensor, done: float
@@ -602,6 +603,7 @@ class ScheduledSolver:
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Restore a state."""
         self.state = _State(*load_like(tensors, self.state))
+        self._is_fixed = bool(self.state.is_fixed)
         self.removed = self._removed()
 
 
