@@ -33,7 +33,7 @@ RESIDUAL = ("Llama", "Llama, eager", "Qwen2", "Qwen3", "Mistral", "Gemma", "Mixt
 LOWER = {"Segformer": 0.54}
 """Models below the goal, because most of their parameters lie between layers whose outputs a LayerNorm mixes."""
 MAX_TRACE_SECONDS = 4.0
-"""CPU seconds: twice the goal, since they grow on a busy machine. `benchmarks/transformer_coverage.py` measures them."""
+"""CPU seconds, twice the goal, since they grow on a busy machine (see `benchmarks/transformer_coverage.py`)."""
 SLOWER = {"Segformer": 8.0}
 
 
