@@ -194,8 +194,8 @@ class WidthAllocator:
                 if found.is_better(best):
                     best = found
         widths = tuple(int(width) for width in self._widths[best.chosen])
-        prices = tuple((scale * multipliers).tolist())
-        return Allocation(widths, best.lost * scale, best.violation <= _TOLERANCE, prices)
+        scaled = tuple((scale * multipliers).tolist())
+        return Allocation(widths, best.lost * scale, best.violation <= _TOLERANCE, scaled)
 
     # ------------------------------------------------------------ evaluation
 
