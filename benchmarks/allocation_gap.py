@@ -311,7 +311,7 @@ def main() -> None:
             [full] if full == least else candidate_widths(full, max(multiple, full // 32), least)
             for full, least in pairs
         ]
-        excess, by_order, milliseconds, proven = [], [], [], 0
+        excess, by_order, milliseconds, solved = [], [], [], 0
         for fraction in BUDGETS:
             for _ in range(options.draws):
                 budget = fraction * model.dense
@@ -323,14 +323,14 @@ def main() -> None:
                     milliseconds.pop()
                     continue
                 best, is_optimal = Program(form, budget, candidates, losses).solve(options.seconds)
-                proven += is_optimal
+                solved += is_optimal
                 excess.append(found.lost / max(best, 1e-300) - 1)
                 by_order.append(prune_by_order(form, budget, candidates, losses) / max(best, 1e-300) - 1)
         name = path.name.partition(".")[0]
         profiles[name] = {
             "groups": sum(len(one) > 1 for one in candidates),
             "problems": len(excess),
-            "solved_to_optimality": proven,
+            "solved_to_optimality": solved,
             "excess": summary(excess),
             "order": summary(by_order),
             "milliseconds": {"median": statistics.median(milliseconds), "max": max(milliseconds)},

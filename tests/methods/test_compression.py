@@ -236,7 +236,7 @@ def test_the_admm_solver_is_measured_and_says_if_it_did_not_converge(
     options = {"solver": "admm", "importance": "adam_norm", "prune_steps": 60, **constants}
     summary = wide_job("60%", factor=0.9, **options).run(tmp_path / "run").summary
     steps = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "cost_check"]
-    assert steps == [15, 30, 45, 60]
+    assert steps == [9, 30, 45, 60]
     assert (summary.met, "no pruning steps are left" in summary.note) == (is_met, not is_met)
 
 

@@ -180,6 +180,13 @@ class BudgetController:
             tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
             self._next_checkpoint += 1
         chooses = self._next_checkpoint > 1  # from the second checkpoint on
+        dense = self._propose(self._context.targets)
+        if dense is not None and self._is_dense(dense):
+            check = self._check(dense, progress)
+            self.checks.append(check)
+            if max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values()) <= 1:
+                self._context.targets = list(check.targets.values())  # nothing has to be pruned
+                return check
         candidates = self._candidates()
         found: list[_Bracket] = []
         while candidates and len(found) < tries:
@@ -193,20 +200,20 @@ class BudgetController:
             found.append(_Bracket(targets, ratio, check))
             if self._band[0] <= ratio <= self._aim()[0]:
                 break
+            if len(found) == 1:
+                candidates = self._candidates()  # around corrected targets
             if chooses and 2 * len(found) >= tries:
                 candidates += self._neighbours(found)
         if not found:
             return None
-        top, aim = self._aim()
+        top, _ = self._aim()
         fitting = [one for one in found if one.ratio <= top]
         if not any(one.ratio >= self._band[0] for one in fitting):  # rather half of the margin than a smaller network
             fitting += [one for one in found if top < one.ratio <= (top + self._band[1]) / 2]
         best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
         self._context.targets = list(best.targets)
-        if best not in fitting or best.ratio < self._band[0]:  # the other candidates may be better
-            rest = [(abs(self._estimated_ratio(widths) - aim), targets) for widths, targets in candidates]
-            nearest = min(rest, default=(abs(best.ratio - aim), best.targets), key=lambda one: one[0])
-            self._context.targets = list(nearest[1])
+        if best not in fitting or best.ratio < self._band[0]:
+            self._context.targets = self._corrected(best.check.widths)
         is_better = best in fitting and (self._chosen is None or best.ratio >= self._band[0])
         if chooses and is_better and not self._is_dense(best.check.widths):
             self._chosen = best
@@ -228,19 +235,25 @@ class BudgetController:
         first = self._propose(context.targets)
         if first is None:
             return []
-        centre, scaled = list(context.targets), [1.0] * len(context.costs)
-        if self.checks:  # an exact cost has its budget as target
-            _, aim = self._aim()
-            scaled = [float(cost.resource in self.checks[-1].measured) for cost in context.costs]
-            errors = [estimate_error(self.checks, cost.resource, first) for cost in context.costs]
-            parts = zip(self._limits, errors, scaled, strict=True)
-            centre = [aim * limit / error if is_measured else limit for limit, error, is_measured in parts]
+        centre = self._corrected(first) if self.checks else list(context.targets)
+        is_exact = [bool(self.checks) and cost.resource not in self.checks[-1].measured for cost in context.costs]
+        measured = {tuple(check.widths.values()) for check in self.checks}
         for distance in dict.fromkeys(sign * distance for distance in CANDIDATES for sign in (1, -1)):
-            targets = [one * (1 + distance * part) for one, part in zip(centre, scaled, strict=True)]
+            targets = [one if exact else one * (1 + distance) for one, exact in zip(centre, is_exact, strict=True)]
             widths = self._propose(targets)
             if widths is not None:
                 found[tuple(widths.values())] = (widths, targets)
-        return list(found.values())
+        last = self.checks[-1].step if self.checks else -1  # a network is not measured twice at one checkpoint
+        return [one for key, one in found.items() if key not in measured or last != self.steps]
+
+    def _corrected(self, widths: Mapping[str, int]) -> list[float]:
+        """Targets that lead to the middle of the band, if the model is off as at these widths."""
+        _, aim = self._aim()
+        found = []
+        for cost, limit in zip(self._context.costs, self._limits, strict=True):
+            is_measured = cost.resource in self.checks[-1].measured  # an exact cost has its budget as target
+            found.append(aim * limit / estimate_error(self.checks, cost.resource, widths) if is_measured else limit)
+        return found
 
     def _propose(self, targets: Sequence[float]) -> dict[str, int] | None:
         if not is_reachable(self._context, targets):
