@@ -346,7 +346,7 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
         graph=graph,
         bench=bench,
         costs=costs,
-        task=Task(name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, 2)),
+        task=Task(name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, 4)),
         heal_task=Task(
             name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, options.batch)
         ),

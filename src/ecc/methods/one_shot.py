@@ -31,7 +31,7 @@ from .calibration import (
     restored_tensors,
     taylor_products,
 )
-from .reconstruction import RIDGE, DenseOutputs, linear_consumers, reconstruct_, record_outputs
+from .reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, reconstruct_best_, record_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,9 @@ class OneShotSettings:
     """Share of the dense cost that a round saves."""
     move_share: float = 0.125
     """Share of the channels of a group that one move removes; at least one."""
-    ridge: float = RIDGE
-    """Regularisation of the refit towards the present weights."""
     refits: bool = True
-    """Whether layers are refit."""
+    """Whether layers are refit. How is chosen by the held-out loss, and again every `choose_every` rounds."""
+    choose_every: int = 3
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,8 @@ class OneShot(OneShotMethod):
         }
         self._consumers = _consumers(context)
         self._dense: DenseOutputs | None = None
+        self._refit: Refit | None = None
+        self._rounds = 0
         if self.settings.refits:
             paths = sorted({path for paths in self._consumers.values() for path in paths})
             self._dense = record_outputs(context.model, paths, self._inputs)
@@ -102,7 +103,7 @@ class OneShot(OneShotMethod):
     def step(self) -> None:
         """Prune the dense network to the targets."""
         widths = self._find_widths()
-        self._apply(widths)
+        self._apply(widths, choose=True)
         self.pruned_for = list(self.context.targets)
         self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
 
@@ -138,7 +139,8 @@ class OneShot(OneShotMethod):
     def _round(self, widths: Mapping[str, int]) -> list[Move]:
         """The moves of the next round."""
         context = self.context
-        self._apply(widths)
+        self._apply(widths, choose=self._rounds % self.settings.choose_every == 1)
+        self._rounds += 1
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
         rated: list[tuple[float, int, dict[str, int], float]] = []
@@ -187,8 +189,8 @@ class OneShot(OneShotMethod):
                 widths = more
         return widths
 
-    def _apply(self, widths: Mapping[str, int]) -> None:
-        """The dense network with these channels masked, refit."""
+    def _apply(self, widths: Mapping[str, int], *, choose: bool) -> None:
+        """The dense network with these channels masked, refit in the best way or in that of the last choice."""
         context = self.context
         context.model.load_state_dict(self.dense_state)
         mask_(context, self.importance, widths)
@@ -198,7 +200,10 @@ class OneShot(OneShotMethod):
         paths = sorted({path for name, many in self._consumers.items() if widths[name] < full[name] for path in many})
         reaches = paths if not self._has_gap(widths) else sorted({p for many in self._consumers.values() for p in many})
         if reaches:
-            reconstruct_(context.model, self._dense, reaches, self._inputs, ridge=self.settings.ridge)
+            choices = REFITS if choose else (self._refit,)
+            self._refit = reconstruct_best_(
+                context.model, self._dense, reaches, self._inputs, context.held_out, choices
+            )
 
     def _has_gap(self, widths: Mapping[str, int]) -> bool:
         """Whether a branch is removed, so that the layers after it have to make up for it."""

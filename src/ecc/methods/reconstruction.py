@@ -11,7 +11,8 @@ that were removed before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,20 @@ from .baselines.refit import refit_, refittable_modules
 
 RIDGE = 1e-3
 """Regularisation towards the present weights, see `least_squares`."""
+
+
+@dataclass(frozen=True)
+class Refit:
+    """How layers are refit."""
+
+    ridge: float = RIDGE
+    """Regularisation towards the present weights."""
+    follows_stream: bool = True
+    """Whether layers are refit to the residual stream rather than to their own outputs."""
+
+
+REFITS = (None, Refit(0.3), Refit(0.03), Refit(0.003), Refit(0.03, follows_stream=False))
+"""Choices of `reconstruct_best_`; None leaves the weights as they are, which is best with little calibration data."""
 
 
 @dataclass
@@ -69,7 +84,7 @@ def record_outputs(model: nn.Module, paths: Sequence[str], batches: Sequence[Any
 
 @torch.no_grad()
 def reconstruct_(
-    model: nn.Module, dense: DenseOutputs, paths: Sequence[str], batches: Sequence[Any], *, ridge: float = RIDGE
+    model: nn.Module, dense: DenseOutputs, paths: Sequence[str], batches: Sequence[Any], refit: Refit | None = None
 ) -> None:
     """Refit layers of a pruned network in place, in the order of its forward pass.
 
@@ -78,30 +93,70 @@ def reconstruct_(
         dense: From `record_outputs`, of the same batches.
         paths: Layers to refit, some of those of `dense`. Others are left as they are.
         batches: The same inputs, in one batch or in several of which all are kept in memory.
-        ridge: Regularisation towards the present weights.
+        refit: How; `Refit()` if None.
     """
-    modules = refittable_modules(model)
+    modules, refit = refittable_modules(model), refit or Refit()
+    residuals = dense.residuals if refit.follows_stream else {}
     sums = _Sums()
     whole = _joined(batches)
 
-    def refit(path: str) -> Any:
+    def refit_at(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, nn.Linear)
             targets = torch.cat(dense.outputs[path]).to(args[0].dtype)
-            if path in dense.residuals and sums.stream is not None and sums.stream.shape == targets.shape:
-                targets = targets + torch.cat(dense.residuals[path]) - sums.stream
+            if path in residuals and sums.stream is not None and sums.stream.shape == targets.shape:
+                targets = targets + torch.cat(residuals[path]) - sums.stream
             if bool((module.weight != 0).any()):
                 masked = (module.weight == 0).all(1)
-                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), ridge)
+                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), refit.ridge)
                 module.weight[masked] = 0  # channels of the residual stream that are pruned
 
         return hook
 
     chosen: dict[nn.Module, Any] = {
-        modules[path]: refit(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))
+        modules[path]: refit_at(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))
     }
     with _hooked(model, sums), _forward_hooks(chosen, before=True), eval_mode(model):
         call_model(model, whole)
+
+
+@torch.no_grad()
+def reconstruct_best_(
+    model: nn.Module,
+    dense: DenseOutputs,
+    paths: Sequence[str],
+    batches: Sequence[Any],
+    score: Callable[[nn.Module], float],
+    choices: Sequence[Refit | None] = REFITS,
+) -> Refit | None:
+    """Refit layers in each of several ways, and keep the one with the best score.
+
+    Args:
+        model: Changed in place.
+        dense: From `record_outputs`.
+        paths: Layers to refit.
+        batches: Calibration inputs.
+        score: Higher is better.
+        choices: Ways to refit; None stands for the present weights.
+
+    Returns:
+        The best choice.
+    """
+    modules = dict(model.named_modules())
+    before = {path: copy.deepcopy(modules[path].state_dict()) for path in paths}
+    best: tuple[float, Refit | None, dict[str, Any]] | None = None
+    for choice in choices:
+        for path, state in before.items():
+            modules[path].load_state_dict(state)
+        if choice is not None:
+            reconstruct_(model, dense, paths, batches, choice)
+        reached = score(model)
+        if best is None or reached > best[0]:
+            best = (reached, choice, {path: copy.deepcopy(modules[path].state_dict()) for path in paths})
+    assert best is not None  # there is at least one choice
+    for path, state in best[2].items():
+        modules[path].load_state_dict(state)
+    return best[1]
 
 
 def linear_consumers(model: nn.Module, tensors: Sequence[str]) -> list[str]:

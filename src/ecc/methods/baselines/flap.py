@@ -4,8 +4,8 @@ An et al., Fluctuation-based Adaptive Structured Pruning for Large Language Mode
 variance of its activation times the squared norm of the weights that consume it. Scores are standardised within each
 layer and compared over all layers, so that layers lose different numbers of channels. The paper adds the mean of what
 is removed to the bias of the next layer. Changed here: layers without a bias cannot have one added, so the consumer
-is refit by least squares to its dense outputs, which includes that correction. Changed for energy: the threshold is
-the smallest one whose widths meet the targets.
+is refit by least squares to its dense outputs, which includes that correction, if that lowers the held-out loss.
+Changed for energy: the threshold is the smallest one whose widths meet the targets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ecc.methods.base import OneShotMethod, PruningContext
 from ecc.methods.calibration import activation_statistics, batch_inputs, calibration_batches, mask_
-from ecc.methods.reconstruction import DenseOutputs, linear_consumers, reconstruct_, record_outputs
+from ecc.methods.reconstruction import DenseOutputs, linear_consumers, reconstruct_best_, record_outputs
 
 from .widths import largest_ratio
 
@@ -24,6 +24,7 @@ class Flap(OneShotMethod):
     """Prunes by the fluctuation of activations, globally."""
 
     name = "flap"
+    needs_held_out = True
 
     def start(self, context: PruningContext) -> None:
         """Compute scores, and record the outputs of the dense layers."""
@@ -61,6 +62,6 @@ class Flap(OneShotMethod):
         ratio = largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0)
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._scores, widths(ratio))
-        reconstruct_(context.model, self._dense, self._paths, self._inputs)
+        reconstruct_best_(context.model, self._dense, self._paths, self._inputs, context.held_out)
         self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})
