@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -32,9 +31,6 @@ RESIDUAL = ("Llama", "Llama, eager", "Qwen2", "Qwen3", "Mistral", "Gemma", "Mixt
 """Models with RMSNorm, whose residual width can be pruned."""
 LOWER = {"Segformer": 0.54}
 """Models below the goal, because most of their parameters lie between layers whose outputs a LayerNorm mixes."""
-MAX_TRACE_SECONDS = 4.0
-"""CPU seconds, twice the goal, since they grow on a busy machine (see `benchmarks/transformer_coverage.py`)."""
-SLOWER = {"Segformer": 8.0}
 
 
 def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -45,16 +41,13 @@ def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_share_of_parameters_and_a_random_cut(name: str) -> None:
-    """At least 90 % of the parameters with the residual width, 80 % without; exact; traced in a few CPU seconds."""
+    """At least 90 % of the parameters with the residual width, 80 % without; exact."""
     net, inputs = built(name)
-    started = time.process_time()
     graph = trace_channels(net, inputs)
-    seconds = time.process_time() - started
     frozen = [(g.name, g.frozen) for g in graph.groups]
     wanted = LOWER.get(name, 0.9 if name in RESIDUAL else 0.8)
     assert graph.prunable_share >= wanted, frozen
     assert any(group.zeroed for group in graph.prunable) == (name in RESIDUAL), frozen
-    assert seconds < SLOWER.get(name, MAX_TRACE_SECONDS) * torch.get_num_threads()
     dtype = torch.float32 if name == "Mixtral" else torch.float64  # its products of experts do not run in float64
     inputs = {key: t.to(dtype) if t.is_floating_point() else t for key, t in inputs.items()}
     dense, masked = (with_widths(net, graph, {}).to(dtype) for _ in range(2))
