@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 
+from depth_table import depth_section, transformer_section
 from evidence_page import LONG, long_page, section
 from gpu_table import gpu_section
 from llm_table import llm_section
@@ -210,7 +211,7 @@ below use TF32 with contiguous tensors, where pruning saves most.
 
 {origin("floors.json")}
 
-{runner_section()}{section()}{llm_section()}{gpu_section()}## Overhead of a solver step
+{transformer_section()}{depth_section()}{runner_section()}{section()}{llm_section()}{gpu_section()}## Overhead of a solver step
 
 Time of a training step with `EccSolver`, during pruning in a run of 20,000 steps, relative to a step with fused Adam;
 *admm, per layer* is a straightforward implementation that updates layer by layer at every step. Goals:
