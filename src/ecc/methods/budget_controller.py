@@ -237,8 +237,7 @@ class BudgetController:
 
     def _aim(self) -> tuple[float, float]:
         """Largest ratio that is accepted, and the ratio to aim at: the middle of the band where readings have noise."""
-        last = next((check for check in reversed(self.checks)), None)
-        relative_ci = None if last is None else last.relative_ci
+        relative_ci = self.checks[-1].relative_ci if self.checks else None
         top = self._band[1] - _margin(relative_ci)
         return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
 
