@@ -180,30 +180,9 @@ class BudgetController:
             tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
             self._next_checkpoint += 1
         chooses = self._next_checkpoint > 1  # from the second checkpoint on
-        dense = self._propose(self._context.targets)
-        if dense is not None and self._is_dense(dense):
-            check = self._check(dense, progress)
-            self.checks.append(check)
-            if max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values()) <= 1:
-                self._context.targets = list(check.targets.values())  # nothing has to be pruned
-                return check
-        candidates = self._candidates()
-        found: list[_Bracket] = []
-        while candidates and len(found) < tries:
-            top, aim = self._aim()
-            ratios = {number: self._estimated_ratio(widths) for number, (widths, _) in enumerate(candidates)}
-            number = min(ratios, key=lambda one: (ratios[one] > top, abs(ratios[one] - aim)))
-            widths, targets = candidates.pop(number)
-            check = self._check(widths, progress)
-            self.checks.append(check)
-            ratio = max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values())
-            found.append(_Bracket(targets, ratio, check))
-            if self._band[0] <= ratio <= self._aim()[0]:
-                break
-            if len(found) == 1:
-                candidates = self._candidates()  # around corrected targets
-            if chooses and 2 * len(found) >= tries:
-                candidates += self._neighbours(found)
+        if (check := self._check_dense(progress)) is not None:
+            return check
+        found = self._search(tries, progress, chooses)
         if not found:
             return None
         top, _ = self._aim()
@@ -222,10 +201,43 @@ class BudgetController:
             self._context.targets = list(self._chosen.targets)
         return self.checks[-1]
 
+    def _search(self, tries: int, progress: float, with_neighbours: bool) -> list[_Bracket]:
+        """Measure proposals until one is within the band."""
+        candidates = self._candidates()
+        found: list[_Bracket] = []
+        while candidates and len(found) < tries:
+            top, aim = self._aim()
+            ratios = {number: self._estimated_ratio(widths) for number, (widths, _) in enumerate(candidates)}
+            number = min(ratios, key=lambda one: (ratios[one] > top, abs(ratios[one] - aim)))
+            widths, targets = candidates.pop(number)
+            check = self._check(widths, progress)
+            self.checks.append(check)
+            ratio = max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values())
+            found.append(_Bracket(targets, ratio, check))
+            if self._band[0] <= ratio <= self._aim()[0]:
+                break
+            if len(found) == 1:
+                candidates = self._candidates()  # around corrected targets
+            if with_neighbours and (2 * len(found) >= tries or not candidates):
+                candidates += self._neighbours(found)
+        return found
+
+    def _check_dense(self, progress: float) -> CostCheck | None:
+        """If the method would prune nothing, and does not have to, the measurement of the dense network."""
+        widths = self._propose(self._context.targets)
+        if widths is None or not self._is_dense(widths):
+            return None
+        check = self._check(widths, progress)
+        ratios = budget_ratios(check.measured, check.predicted, self._context.costs, self._limits)
+        if max(ratios.values()) > self._band[1]:
+            return None
+        self.checks.append(check)
+        self._context.targets = list(check.targets.values())
+        return check
+
     def _aim(self) -> tuple[float, float]:
         """Largest ratio that is accepted, and the ratio to aim at: the middle of the band where readings have noise."""
-        last = next((check for check in reversed(self.checks)), None)
-        relative_ci = None if last is None else last.relative_ci
+        relative_ci = self.checks[-1].relative_ci if self.checks else None
         top = self._band[1] - _margin(relative_ci)
         return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
 
