@@ -66,7 +66,7 @@ def test_a_finished_run_in_words(tmp_path: Path) -> None:
         "before finetuning 0.8500",
         "met , 99.0 % used",
         "Note: see &lt;b&gt;",
-        "energy estimated 19.0 mJ 9.39 mJ -50.5 % 9.49 mJ 99.0 % met",
+        "energy estimated 19.0 mJ 9.40 mJ -50.5 % 9.49 mJ 99.0 % met",
         "MACs counted 200 M 50.0 M -75.0 %",
         "Verified: the outputs of the masked and the slim network differ by at most 2e-09",
         "model mean p90 max bias dense",

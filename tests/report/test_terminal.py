@@ -331,7 +331,7 @@ def test_the_result_table_has_the_numbers_of_the_summary() -> None:
     summary = make_summary(widths={"stem": 12, "head": 10}, full_widths={"stem": 16, "head": 10})
     text = shown(terminal.compress_table(summary, "runs/a"))
     assert text.splitlines()[0].strip() == "digits by ecc on NVIDIA Jetson TX2"
-    assert cells(text, "energy (estimated)")[1:] == ["19.0 mJ", "9.39 mJ", "9.49 mJ", "99.0 %", "met"]
+    assert cells(text, "energy (estimated)")[1:] == ["19.0 mJ", "9.40 mJ", "9.49 mJ", "99.0 %", "met"]
     assert cells(text, "MACs (counted)")[1:] == ["200 M", "50.0 M"]
     assert cells(text, "parameters (counted)")[1:] == ["40.0 k", "6.00 k"]
     assert cells(text, "score")[1:] == ["0.9800", "0.9500"]

@@ -257,7 +257,7 @@ text_options = options(
 """Text and length of a Hugging Face model."""
 
 target_option = option(
-    "--target", "targets", metavar="URL", multiple=True,
+    "--target", "targets", metavar="URL", multiple=True, common=False,
     help="Measure on another machine by ssh: ssh://user@host[:port]. Repeat it for equal machines.",
 )  # fmt: skip
 freeze_option = option(
