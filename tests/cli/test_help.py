@@ -84,7 +84,7 @@ PARSED = {
     ),
     "ecc doctor --target ssh://me@jetson": "a board; see measure/remote",
     "ecc profile net.py:build --target ssh://me@jetson --meter jetson -o net.profile": "a board; see measure/remote",
-    "ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run": "a board; see measure/remote",
+    "ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run": "a board",
     "ecc profile digits --runner auto -o digits.profile": "a meter; see measure/test_runners.py",
     "ecc report --live run": "it serves until Ctrl-C; see test_verbs.py",
     "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": "verifying AlexNet is slow; see measure/test_profiler.py",
