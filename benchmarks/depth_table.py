@@ -26,7 +26,8 @@ def depth_section() -> str:
         "## Removing residual branches",
         "Each network is compressed twice to the same budget of measured energy: once with widths alone, once with widths and\n"
         "residual branches (`depth`). Both have the same energy model, steps, learning rate and distillation; one seed, and\n"
-        "short trainings, so the scores compare the two rows of a network and nothing else. CIFAR-10 is a lossy copy.",
+        "short trainings, so the scores compare the two rows of a network and nothing else. CIFAR-10 is a lossy copy.\n"
+        "While ResNet-56 was measured, a CPU benchmark ran on other cores of the same machine.",
         table(["network", "pruned", "budget", "energy", "of the budget", "branches removed", "dense", "result"], rows),
         f"Cross-validated error of the energy models, with removed branches among the samples: {'; '.join(fits)}.\n"
         "The goal was 3 %.",

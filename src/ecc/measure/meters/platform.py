@@ -119,7 +119,7 @@ def _from_specification(
         bandwidth_share=0.7,  # assumed
         launch_seconds=launch_seconds,
         value_bytes=value_bytes,
-        source=source,
+        source=f"{source}; figures not yet checked against it",
     )
 
 
