@@ -15,8 +15,8 @@ Parameters and their names stay the same. The class of a module is changed when 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -86,10 +86,14 @@ def _new_masked(original: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-@cache
+_CLASSES: WeakKeyDictionary[type[nn.Module], type[MaskedNorm]] = WeakKeyDictionary()
+
+
 def masked_class(original: type[nn.Module]) -> type[MaskedNorm]:
     """The class for modules of this class that have masked channels."""
-    return type(f"Masked{original.__name__}", (MaskedNorm, original), {"ecc_original": original})
+    if original not in _CLASSES:
+        _CLASSES[original] = type(f"Masked{original.__name__}", (MaskedNorm, original), {"ecc_original": original})
+    return _CLASSES[original]
 
 
 def can_mask_norm(module: nn.Module | None, weight: Tensor) -> bool:
@@ -109,15 +113,19 @@ def use_masked_norms_(model: nn.Module, modules: Iterable[nn.Module]) -> None:
 def use_plain_norms_(model: nn.Module) -> None:
     """Let all modules run the layer norm as it is, for a trace."""
     for module in model.modules():
-        if isinstance(module, MaskedNorm):
-            module.__class__ = module.ecc_original
+        _use_plain_norm_(module)
+
+
+def _use_plain_norm_(module: nn.Module) -> None:
+    if isinstance(module, MaskedNorm):
+        module.__class__ = module.ecc_original  # type: ignore[assignment]
 
 
 def fit_norms_(model: nn.Module) -> None:
     """Let the modules of a network in which no channel is masked run the layer norm as it is."""
     for module in model.modules():
         if isinstance(module, MaskedNorm) and not _may_be_masked(module):
-            module.__class__ = module.ecc_original
+            _use_plain_norm_(module)
 
 
 def _may_be_masked(module: nn.Module) -> bool:
