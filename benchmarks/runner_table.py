@@ -24,8 +24,8 @@ def _runners(found: dict[str, Any]) -> str:
             row["runner"],
             row["network"],
             str(row["samples"]),
-            "" if row["seconds_per_sample"] is None else f"{row['seconds_per_sample']:.2f}",
-            "-" if not row.get("errors") else f"{row['errors']['mean']:.1%}",
+            "-" if row.get("seconds_per_sample") is None else f"{row['seconds_per_sample']:.2f}",
+            row.get("problem", "-") if not row.get("errors") else f"{row['errors']['mean']:.1%}",
             "-" if not row.get("errors") else f"{row['errors']['p90']:.1%}",
         ]
         for row in found["models"]
@@ -40,6 +40,7 @@ def _runners(found: dict[str, Any]) -> str:
             f"{row['saving']:.0%}",
         ]
         for row in found["searches"]
+        if "search" in row
     ]
     return f"""## Inference runners
 

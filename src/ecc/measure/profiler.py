@@ -32,7 +32,7 @@ from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, Shard, deplo
 from ecc.task import Inputs, check_input
 from ecc.torch_utils import device_of
 
-from .counter import CounterProbe, probe_counter
+from .counter import CounterProbe
 from .design import sample_widths
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
@@ -44,8 +44,7 @@ from .remote.client import RemoteMeter, RemoteProfiler, SessionRestarted
 from .runner_search import RunnerSearch, choose_runner
 from .runners import draw_inputs, prepare_runner, resolve_runner, runner_device_type
 from .runners.runtime import SESSIONS, import_runtime
-from .window import check_device, measure_model, visible_device_type
-from .workload import make_workload
+from .window import check_device, measure_model, probe_under_load, visible_device_type
 
 _MIN_REFERENCES_TO_WARN = 3  # two may differ by chance
 _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # torch raises RuntimeError if memory is exhausted
@@ -663,10 +662,10 @@ class DeviceProfiler:
             if settings.runner is None:
                 self._set_runner(runner.runner, runner.reason)
             self._versions = runner.versions
-            for _ in range(settings.warmup_runs):
-                runner.run()
-            load, _ = make_workload(runner.run, self._device.type, self._clock, is_asynchronous=runner.is_asynchronous)
-            return probe_counter(self._meter, load, settings.probe_seconds, clock=self._clock)
+            return probe_under_load(
+                runner.run, self._meter, settings, device=self._device, is_asynchronous=runner.is_asynchronous,
+                clock=self._clock,
+            )  # fmt: skip
 
 
 class AnalyticProfiler:
