@@ -194,6 +194,8 @@ class BudgetController:
         found = self._search(first, readings, progress)
         _, top, _ = self._aim()
         fitting = [one for one in found if one.ratio <= top]
+        if not any(one.ratio >= self._band[0] for one in fitting):
+            fitting += self._measure_again([one for one in found if top < one.ratio <= self._band[1]], progress)
         best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
         is_good = best in fitting and best.ratio >= self._band[0]
         self._context.targets = list(best.targets) if is_good else self._corrected(best.check.widths)
@@ -230,6 +232,16 @@ class BudgetController:
             if low <= found[-1].ratio <= top:
                 break
         return found
+
+    def _measure_again(self, near: Sequence[_Bracket], progress: float) -> list[_Bracket]:
+        """The cheapest of networks within the safety margin, if the mean of two readings leaves its smaller margin."""
+        if not near:
+            return []
+        one = min(near, key=lambda one: one.ratio)
+        self.checks.append(self._check(one.check.widths, progress))
+        mean = _mean_check([one.check, self.checks[-1]])
+        ratio = self._ratio(mean)
+        return [_Bracket(one.targets, ratio, mean)] if ratio <= self._band[1] - _margin(mean.relative_ci) else []
 
     def _aim(self) -> tuple[float, float, float]:
         """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise."""
@@ -502,6 +514,14 @@ def estimate_errors(
 
 def _normal_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])
+
+
+def _mean_check(readings: Sequence[CostCheck]) -> CostCheck:
+    """The mean of several readings of one network."""
+    last, count = readings[-1], len(readings)
+    measured = {name: statistics.fmean(one.measured[name] for one in readings) for name in last.measured}
+    ci = None if last.relative_ci is None else math.hypot(*(one.relative_ci or 0.0 for one in readings)) / count
+    return replace(last, measured=measured, relative_ci=ci)
 
 
 def _key(widths: Mapping[str, int]) -> tuple[int, ...]:
