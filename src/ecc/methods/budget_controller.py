@@ -40,8 +40,11 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at 15 % of the steps.
 """
 
-READINGS = (1, 8, 3)
+READINGS = (1, 7, 3)
 """Most readings of proposed widths at each checkpoint before the last. None is taken after one within the band."""
+
+HEADROOM = 1.03
+"""Targets, as multiples of the corrected ones, until widths are chosen: pruned channels do not come back."""
 
 TOLERANCE_BAND = (0.98, 1.0)
 """Measured cost of a good result, as a fraction of the budget."""
@@ -192,21 +195,30 @@ class BudgetController:
                 self._context.targets = list(check.targets.values())
                 return check
         found = self._search(first, readings, progress)
+        if self._chosen is not None and self._can_reach(self._chosen.check.widths):
+            found.append(self._chosen)  # the best one of the checkpoint before
         _, top, _ = self._aim()
         fitting = [one for one in found if one.ratio <= top]
         if not any(one.ratio >= self._band[0] for one in fitting):
             fitting += self._measure_again([one for one in found if top < one.ratio <= self._band[1]], progress)
         best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
         is_good = best in fitting and best.ratio >= self._band[0]
-        self._context.targets = list(best.targets) if is_good else self._corrected(best.check.widths)
-        if self._next_checkpoint > 1 and best in fitting and (self._chosen is None or is_good):
-            self._chosen = best
+        is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
+        self._chosen = best if best in fitting and self._next_checkpoint > 1 else None
+        if is_good or (is_last and fitting):
+            self._context.targets = list(best.targets)
+        else:
+            room = 1.0 if is_last else HEADROOM
+            self._context.targets = [room * target for target in self._corrected(best.check.widths)]
+        if self._chosen is not None and (is_good or is_last):
             self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
-            if is_good:
-                self._next_checkpoint = len(CHECKPOINTS) - 1
-        if self._chosen is not None:
-            self._context.targets = list(self._chosen.targets)
+            self._next_checkpoint = len(CHECKPOINTS) - 1
         return self.checks[-1]
+
+    def _can_reach(self, widths: Mapping[str, int]) -> bool:
+        """Whether the present network can be pruned to these widths."""
+        present = self._context.named_widths()
+        return all(width <= present[name] for name, width in widths.items())
 
     def _search(self, first: dict[str, int], readings: int, progress: float) -> list[_Bracket]:
         """Measure the candidate that is most probably within the band, until one is.
@@ -247,7 +259,7 @@ class BudgetController:
         """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise."""
         relative_ci = self.checks[-1].relative_ci if self.checks else None
         margin = _margin(relative_ci)
-        low, top = self._band[0] + margin / 3, self._band[1] - margin
+        low, top = self._band[0] + margin / 2, self._band[1] - margin
         return low, top, top - (0.5 if relative_ci else 0.1) * (top - low)
 
     def _most_probable(self, candidates: Sequence[_Candidate]) -> _Candidate:
