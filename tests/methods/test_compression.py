@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,20 @@ def test_the_folder_of_another_run_is_refused(digits: Digits, changes: dict[str,
 
 
 # ---------------------------------------------------------------- budgets and settings
+
+
+def test_a_run_continues_with_a_fit_that_differs_in_the_last_digits(tmp_path: Path) -> None:
+    """As a fit with another number of threads does."""
+    first = wide_job().run(tmp_path / "a")
+    job = wide_job()
+    (model,) = job.energy_models.values()
+    for factor, is_same in ((1 + 1e-12, True), (1.001, False)):
+        fitted = replace(model.fitted, coefficients=tuple(factor * one for one in model.fitted.coefficients))
+        other = Compression(
+            job.task, job.budgets, replace(model, fitted=fitted), meter=job.meter, settings=job.settings
+        )
+        with nullcontext() if is_same else pytest.raises(BadFile, match="limits"):
+            assert same_result(other.run(tmp_path / "a"), first)
 
 
 def test_a_counted_budget_needs_no_model_and_no_meter(tmp_path: Path) -> None:
