@@ -27,7 +27,8 @@ from ecc.errors import BadFile, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import PROFILE_SETTINGS, Profile, profile, profile_writer
 from ecc.measure.remote import client
-from ecc.measure.remote.client import Board, RemoteMeter, Target, agent_modules, open_target
+from ecc.measure.remote.client import Board, RemoteMeter, Target, open_target
+from ecc.measure.remote.link import START, Link, agent_modules, agent_sources
 from ecc.measure.remote.wire import MAX_DATA_BYTES, FrameReader, FrameWriter, LinkLost
 from measure.remote.boards import local_board
 
@@ -139,7 +140,7 @@ def test_cut_repeated_and_huge_frames_are_refused() -> None:
 
 def test_the_agent_needs_neither_torch_nor_other_packages() -> None:
     """It answers in an interpreter without site-packages."""
-    link = client.Link([sys.executable, "-I", "-S", "-c", client._START], 20.0, client.agent_sources())
+    link = Link([sys.executable, "-I", "-S", "-c", START], 20.0, agent_sources())
     try:
         assert link.call("hello")["machine"]["python"]
         info = link.call("open", meter="cputime:15W", settings={})["meter"]
@@ -165,7 +166,7 @@ def test_the_modules_of_the_agent_do_not_import_torch() -> None:
 
 def test_the_agent_ends_with_the_link() -> None:
     for end in ("stdin", "kill"):
-        link = client.Link([sys.executable, "-I", "-c", client._START], 20.0, client.agent_sources())
+        link = Link([sys.executable, "-I", "-c", START], 20.0, agent_sources())
         pid = link.call("hello")["pid"]
         if end == "stdin":
             assert link._process.stdin is not None
