@@ -28,8 +28,9 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import PROFILE_SETTINGS, Profile, profile, profile_writer
 from ecc.measure.profiler import find_runner
 from ecc.measure.remote import client
-from ecc.measure.remote.client import Board, RemoteMeter, Target, open_target
+from ecc.measure.remote.client import Board, RemoteMeter, open_target
 from ecc.measure.remote.link import START, Link, agent_modules, agent_sources
+from ecc.measure.remote.target import Target
 from ecc.measure.remote.wire import MAX_DATA_BYTES, FrameReader, FrameWriter, LinkLost
 from measure.remote.boards import local_board
 
@@ -339,7 +340,7 @@ def test_a_board_that_does_not_come_back_is_one_message_and_the_samples_are_kept
 
     def end(step: Any) -> None:
         if step.done == 4 and board._link is not None:
-            monkeypatch.setattr(client.Target, "command", lambda *_: ["false"])
+            monkeypatch.setattr(Target, "command", lambda *_: ["false"])
             monkeypatch.setattr(type(board.target), "command", lambda *_: ["false"])
             os.kill(board._link.pid, signal.SIGKILL)
 
