@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask, CannotExport, EccError
 from ecc.export import TOLERANCE, export_model
-from ecc.export.formats import FORMATS, import_optional, verified_batches, verify_export
+from ecc.export.formats import FORMATS, verified_batches, verify_export
 from ecc.graph import trace_channels, with_widths
+from ecc.measure.runners.runtime import import_runtime
 from ecc.task import Inputs, with_batch_size
 from ecc.torch_utils import tensors_in
 from export.runs import SmallNet
@@ -152,7 +153,7 @@ def test_inputs_may_be_a_list_and_missing_packages_are_named(tmp_path: Path) -> 
     with pytest.raises(BadTask):
         export_model(TwoInputs(), (inputs[0], True), tmp_path / "b.pt2")  # type: ignore[arg-type]
     with pytest.raises(EccError, match=r"no_such_thing cannot be imported .*pip install no_such_thing"):
-        import_optional("no_such_thing")
+        import_runtime("no_such_thing")
 
 
 # ---------------------------------------------------------------- verification
