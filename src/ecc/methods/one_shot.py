@@ -1,14 +1,15 @@
 """`OneShot`: prune a trained network to its budget without training, by the loss on held-out data per joule saved.
 
-The search goes from the dense network downwards, in rounds. In each round every *move* is tried on the network:
+The search goes from the dense network downwards, in rounds. In each round *moves* are tried on the network:
 
     a few channels, or a head, of one group          the least important ones by the Taylor criterion
     a whole residual branch                          an attention or MLP block of a transformer
 
 A move is rated by the increase of the held-out loss per cost that it saves, as the energy model predicts it. The best
 moves are made until the round has saved its share; then the remaining layers are refit (`reconstruction.py`), and the
-next round starts from there. The moves of all rounds form a path; a target is met by the shortest beginning of it. So a
-corrected target only moves along the path. The final network is the dense one with these channels masked, refit once.
+next round starts from there. Rounds do not depend on the target, so a corrected target only leads to another end. In
+the last round moves are chosen, and one of them made in part, so that the cost ends just below the target. The final
+network is the dense one with these channels masked, refit once.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from .calibration import (
 )
 from .reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, reconstruct_best_, record_outputs
 
+_SLACK = 0.012  # how far below the targets a good end is, as a fraction of them
+_PREFIXES = 4  # beginnings of the last round that ends are searched from
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneShotSettings:
@@ -47,6 +51,7 @@ class OneShotSettings:
     refits: bool = True
     """Whether layers are refit. How is chosen by the held-out loss, and again every `choose_every` rounds."""
     choose_every: int = 3
+    """All moves are tried again after so many rounds, too; in the rounds between, the better half of the last round."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,20 @@ class Move:
     """New widths of some groups; 0 for all groups of a branch removes it."""
 
     widths: dict[str, int]
-    loss: float
-    """Held-out loss after the move, when it was rated."""
+    increase: float
+    """Increase of the held-out loss."""
+    rating: float
+    """The increase per share of the dense cost that is saved."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Moves that were rated on one network, the best first."""
+
+    start: dict[str, int]
+    moves: tuple[Move, ...]
+    reached: dict[str, int]
+    """Widths after the moves that the round makes."""
 
 
 class OneShot(OneShotMethod):
@@ -63,19 +80,16 @@ class OneShot(OneShotMethod):
 
     Args:
         settings: The defaults if None.
-        path: Moves of an earlier search on the same network and resource, which is continued.
+        path: Rounds of an earlier search on the same network and resource, which is continued.
     """
 
     name = "one_shot"
     removes_branches = True
     needs_held_out = True
 
-    def __init__(self, settings: OneShotSettings | None = None, path: list[Move] | None = None) -> None:
+    def __init__(self, settings: OneShotSettings | None = None, path: list[Round] | None = None) -> None:
         self.settings = settings or OneShotSettings()
-        self.path: list[Move] = [] if path is None else path
-        """Moves in the order in which they are made."""
-        self.spare: list[Move] = []
-        """All moves that the last round rated."""
+        self.path: list[Round] = [] if path is None else path
 
     def config(self) -> dict[str, Any]:
         """The settings."""
@@ -94,7 +108,7 @@ class OneShot(OneShotMethod):
         self._consumers = _consumers(context)
         self._dense: DenseOutputs | None = None
         self._refit: Refit | None = None
-        self._rounds = 0
+        self._chosen_for = -1  # rounds after which the refit of the result was chosen
         if self.settings.refits:
             paths = sorted({path for paths in self._consumers.values() for path in paths})
             self._dense = record_outputs(context.model, paths, self._inputs)
@@ -103,91 +117,114 @@ class OneShot(OneShotMethod):
     def step(self) -> None:
         """Prune the dense network to the targets."""
         widths = self._find_widths()
-        self._apply(widths, choose=True)
+        self._apply(widths, choose=self._chosen_for != len(self.path))
+        self._chosen_for = len(self.path)
         self.pruned_for = list(self.context.targets)
-        self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
+        self.context.log({"phase": self.name, "rounds": len(self.path), "widths": widths})
 
     # ------------------------------------------------------------ search
 
     def _find_widths(self) -> dict[str, int]:
-        """Widths that meet the targets: a beginning of the path, extended if it is too short."""
-        widths = dict(self.context.graph.full_widths)
-        made, before = 0, widths
+        """Widths that meet the targets: whole rounds, of which more are added if they do not suffice, and an end."""
+        widths, made = dict(self.context.graph.full_widths), 0
         while self._violation(widths) > 0:
             if made == len(self.path):
                 found = self._round(widths)
-                if not found:
+                if found.reached == widths:
                     break
-                self.path += found
-            before = widths
-            widths = {**widths, **self.path[made].widths}
+                self.path.append(found)
+            widths = self.path[made].reached
             made += 1
-        if made:
-            widths = self._smaller_last_move(before, widths, self.path[made - 1])
-        return self._fill_up(widths)
+        return self._end(self.path[made - 1]) if made and self._violation(widths) <= 0 else widths
 
-    def _smaller_last_move(self, before: Mapping[str, int], widths: dict[str, int], last: Move) -> dict[str, int]:
-        """The last move, or another one that also meets the targets and is rated better by its loss."""
-        best, least = widths, last.loss
-        for move in [*self.path, *self.spare]:
-            after = {**before, **move.widths}
-            is_new = all(before[name] > width for name, width in move.widths.items())
-            if is_new and move.loss < least and self._violation(after) <= 0:
-                best, least = after, move.loss
-        return best
-
-    def _round(self, widths: Mapping[str, int]) -> list[Move]:
-        """The moves of the next round."""
-        context = self.context
-        self._apply(widths, choose=self._rounds % self.settings.choose_every == 1)
-        self._rounds += 1
+    def _round(self, widths: dict[str, int]) -> Round:
+        """Rate moves, and make the best ones."""
+        context, is_full = self.context, len(self.path) % self.settings.choose_every == 0
+        self._apply(widths, choose=len(self.path) % self.settings.choose_every == 1)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
-        rated: list[tuple[float, int, dict[str, int], float]] = []
-        for change in self._candidates(widths):
+        rated: list[Move] = []
+        for change in self._candidates(widths, is_full=is_full):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
                 continue
             with restored_tensors(context.model, context.graph, list(change)):
-                mask_(context, self.importance, {**widths, **change})
+                mask_(context, self.importance, change)
                 loss = -context.held_out(context.model)
             increase = loss - now if math.isfinite(loss) else math.inf
             # Moves that lower the loss are ordered by the loss, the others by loss per cost.
-            rated.append((increase * saved if increase < 0 else increase / saved, len(rated), change, loss))
-        found: list[Move] = []
-        self.spare = [Move(dict(change), loss) for _, _, change, loss in rated]
-        reached, end = dict(widths), cost - self.settings.round_share
-        for _, _, change, loss in sorted(rated, key=lambda one: one[:2]):
-            if any(reached[name] != widths[name] for name in change):
-                continue  # a branch and one of its groups
-            reached.update(change)
-            found.append(Move(dict(change), loss))
+            rated.append(Move(dict(change), increase, increase * saved if increase < 0 else increase / saved))
+        rated.sort(key=lambda move: move.rating)
+        reached, end = widths, cost - self.settings.round_share
+        for move in rated:
             if self._relative_cost(reached) <= end:
                 break
-        return found
+            if _is_new(move, widths, reached):
+                reached = {**reached, **move.widths}
+        return Round(widths, tuple(rated), reached)
 
-    def _candidates(self, widths: Mapping[str, int]) -> list[dict[str, int]]:
-        """Changes of widths that are tried."""
+    def _end(self, last: Round) -> dict[str, int]:
+        """Widths just below the targets, from moves of the last round with the smallest total increase of the loss."""
+        made: list[Move] = []
+        steps = [last.start]
+        for move in last.moves:
+            if self._violation(steps[-1]) <= 0:
+                break
+            if _is_new(move, last.start, steps[-1]):
+                made.append(move)
+                steps.append({**steps[-1], **move.widths})
+        best, least = steps[-1], math.inf
+        for count in range(max(0, len(made) - _PREFIXES), len(made)):
+            widths, before = steps[count], sum(move.increase for move in made[:count])
+            for move in last.moves:
+                if not _is_new(move, last.start, widths):
+                    continue
+                after, share = self._part(widths, move)
+                if before + share * move.increase < least and -_SLACK <= self._violation(after) <= 0:
+                    best, least = after, before + share * move.increase
+        return best if math.isfinite(least) else self._small_moves(last, steps[-1])
+
+    def _part(self, widths: Mapping[str, int], move: Move) -> tuple[dict[str, int], float]:
+        """The smallest part of a move that meets the targets, and which share of the move that is."""
+        whole = {**widths, **move.widths}
+        name, *others = move.widths
+        least = move.widths[name]
+        if others or least == 0 or self._violation(whole) > 0:
+            return whole, 1.0
+        grain = min(8, _grain(self.context.graph.full_widths[name]))
+        low, high = 0, (widths[name] - least) // grain  # in grains above the width of the move
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._violation({**whole, name: least + middle * grain}) <= 0
+            low, high = (middle, high) if fits else (low, middle - 1)
+        kept = least + low * grain
+        return {**whole, name: kept}, (widths[name] - kept) / (widths[name] - least)
+
+    def _small_moves(self, last: Round, fallback: dict[str, int]) -> dict[str, int]:
+        """The best moves without those that would save too much; the fallback if they do not suffice."""
+        widths = last.start
+        for move in last.moves:
+            after = {**widths, **move.widths}
+            if _is_new(move, last.start, widths) and self._violation(after) >= -_SLACK:
+                widths = after
+            if self._violation(widths) <= 0:
+                return widths
+        return fallback
+
+    def _candidates(self, widths: Mapping[str, int], *, is_full: bool) -> list[dict[str, int]]:
+        """Changes of widths that are tried: all, or those of which the last round tried similar ones with success."""
         context, found = self.context, []
         for group, least in zip(context.graph.groups, context.min_widths(), strict=True):
             width = widths[group.name]
             if group.frozen is None and width > least:
                 found.append({group.name: max(least, _less(width, group.width, self.settings.move_share))})
         present = (groups for groups in self._branches.values() if any(widths[name] for name in groups))
-        return [*found, *(dict.fromkeys(groups, 0) for groups in present)]
-
-    def _fill_up(self, widths: dict[str, int]) -> dict[str, int]:
-        """Give channels back, those of the last moves first, as far as the targets allow."""
-        full = self.context.graph.full_widths
-        order = dict.fromkeys(name for move in reversed(self.path) for name in move.widths)
-        for name in order:
-            grain = min(8, _grain(full[name]))
-            while widths[name] > 0 and widths[name] + grain <= full[name]:
-                more = {**widths, name: widths[name] + grain}
-                if self._violation(more) > 0:
-                    break
-                widths = more
-        return widths
+        found += [dict.fromkeys(groups, 0) for groups in present]
+        if is_full:
+            return found
+        moves = self.path[-1].moves
+        good = {_key(move.widths) for move in moves[: -(-len(moves) // 2)]}
+        return [change for change in found if _key(change) in good]
 
     def _apply(self, widths: Mapping[str, int], *, choose: bool) -> None:
         """The dense network with these channels masked, refit in the best way or in that of the last choice."""
@@ -219,6 +256,16 @@ class OneShot(OneShotMethod):
         full = torch.tensor([float(group.width) for group in context.graph.groups], dtype=torch.float64)
         shares = [float(cost.to("cpu").value(vector) / cost.to("cpu").value(full)) for cost in context.costs]
         return sum(shares) / len(shares)
+
+
+def _is_new(move: Move, start: Mapping[str, int], widths: Mapping[str, int]) -> bool:
+    """Whether none of its groups has changed since the start of a round: a branch excludes its groups."""
+    return all(widths[name] == start[name] for name in move.widths)
+
+
+def _key(change: Mapping[str, int]) -> tuple[bool, tuple[str, ...]]:
+    """The same for changes of the same groups in the same way."""
+    return any(change.values()), tuple(change)
 
 
 def _consumers(context: PruningContext) -> dict[str, list[str]]:
