@@ -35,6 +35,7 @@ from .calibration import (
 from .reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, reconstruct_best_, record_outputs
 
 _SLACK = 0.012  # how far below the targets a good end is, as a fraction of them
+_WIDE = 512  # channels of a group whose widths stay multiples of 8 in any case
 _PREFIXES = 4  # beginnings of the last round that ends are searched from
 
 
@@ -191,7 +192,7 @@ class OneShot(OneShotMethod):
         least = move.widths[name]
         if others or least == 0 or self._violation(whole) > 0:
             return whole, 1.0
-        grain = min(8, _grain(self.context.graph.full_widths[name]))
+        grain = 8 if self.context.graph.full_widths[name] >= _WIDE else 1
         low, high = 0, (widths[name] - least) // grain  # in grains above the width of the move
         while low < high:
             middle = (low + high + 1) // 2
@@ -204,8 +205,10 @@ class OneShot(OneShotMethod):
         """The best moves without those that would save too much; the fallback if they do not suffice."""
         widths = last.start
         for move in last.moves:
-            after = {**widths, **move.widths}
-            if _is_new(move, last.start, widths) and self._violation(after) >= -_SLACK:
+            if not _is_new(move, last.start, widths):
+                continue
+            after, _ = self._part(widths, move)
+            if self._violation(after) >= -_SLACK:
                 widths = after
             if self._violation(widths) <= 0:
                 return widths
