@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,7 @@ from .reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, recon
 
 _SLACK = 0.012  # how far below the targets a good end is, as a fraction of them
 _WIDE = 512  # channels of a group whose widths stay multiples of 8 in any case
-_PREFIXES = 4  # beginnings of the last round that ends are searched from
+_PARTS = 8  # of a move, of which some are made at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class OneShotSettings:
     refits: bool = True
     """Whether layers are refit. How is chosen by the held-out loss, and again every `choose_every` rounds."""
     choose_every: int = 3
-    """All moves are tried again after so many rounds, too; in the rounds between, the better half of the last round."""
+    """All moves are tried again after so many rounds, too; in the rounds between, only the better half."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +141,21 @@ class OneShot(OneShotMethod):
 
     def _round(self, widths: dict[str, int]) -> Round:
         """Rate moves, and make the best ones."""
-        context, is_full = self.context, len(self.path) % self.settings.choose_every == 0
+        context, known = self.context, self._known_increases()
         self._apply(widths, choose=len(self.path) % self.settings.choose_every == 1)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
         rated: list[Move] = []
-        for change in self._candidates(widths, is_full=is_full):
+        for change in self._candidates(widths):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
                 continue
-            with restored_tensors(context.model, context.graph, list(change)):
-                mask_(context, self.importance, change)
-                loss = -context.held_out(context.model)
-            increase = loss - now if math.isfinite(loss) else math.inf
+            increase = known.get(_key(change), math.nan)
+            if math.isnan(increase):
+                with restored_tensors(context.model, context.graph, list(change)):
+                    mask_(context, self.importance, change)
+                    loss = -context.held_out(context.model)
+                increase = loss - now if math.isfinite(loss) else math.inf
             # Moves that lower the loss are ordered by the loss, the others by loss per cost.
             rated.append(Move(dict(change), increase, increase * saved if increase < 0 else increase / saved))
         rated.sort(key=lambda move: move.rating)
@@ -165,69 +168,75 @@ class OneShot(OneShotMethod):
         return Round(widths, tuple(rated), reached)
 
     def _end(self, last: Round) -> dict[str, int]:
-        """Widths just below the targets, from moves of the last round with the smallest total increase of the loss."""
-        made: list[Move] = []
-        steps = [last.start]
-        for move in last.moves:
-            if self._violation(steps[-1]) <= 0:
-                break
-            if _is_new(move, last.start, steps[-1]):
-                made.append(move)
-                steps.append({**steps[-1], **move.widths})
-        best, least = steps[-1], math.inf
-        for count in range(max(0, len(made) - _PREFIXES), len(made)):
-            widths, before = steps[count], sum(move.increase for move in made[:count])
-            for move in last.moves:
-                if not _is_new(move, last.start, widths):
+        """Widths just below the targets, from moves of the last round with the smallest total increase of the loss.
+
+        A knapsack problem: at most one move, or a part of it, for each branch. The increases and what moves save are
+        added up as if they were independent, so the ends are checked, the best first.
+        """
+        need = self._violation(last.start)
+        unit = _SLACK / 4
+        size = math.ceil((need + _SLACK) / unit)
+        least, chosen = np.full(size + 1, np.inf), []  # the least increase for each amount that is saved, in units
+        least[0] = 0
+        options = self._options(last)
+        for parts in options:
+            before, best = least.copy(), np.full(size + 1, -1)
+            for number, (widths, increase) in enumerate(parts):
+                saved = round((need - self._violation({**last.start, **widths})) / unit)
+                if not 0 < saved <= size:
                     continue
-                after, share = self._part(widths, move)
-                if before + share * move.increase < least and -_SLACK <= self._violation(after) <= 0:
-                    best, least = after, before + share * move.increase
-        return best if math.isfinite(least) else self._small_moves(last, steps[-1])
-
-    def _part(self, widths: Mapping[str, int], move: Move) -> tuple[dict[str, int], float]:
-        """The smallest part of a move that meets the targets, and which share of the move that is."""
-        whole = {**widths, **move.widths}
-        name, *others = move.widths
-        least = move.widths[name]
-        if others or least == 0 or self._violation(whole) > 0:
-            return whole, 1.0
-        grain = 8 if self.context.graph.full_widths[name] >= _WIDE else 1
-        low, high = 0, (widths[name] - least) // grain  # in grains above the width of the move
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self._violation({**whole, name: least + middle * grain}) <= 0
-            low, high = (middle, high) if fits else (low, middle - 1)
-        kept = least + low * grain
-        return {**whole, name: kept}, (widths[name] - kept) / (widths[name] - least)
-
-    def _small_moves(self, last: Round, fallback: dict[str, int]) -> dict[str, int]:
-        """The best moves without those that would save too much; the fallback if they do not suffice."""
-        widths = last.start
-        for move in last.moves:
-            if not _is_new(move, last.start, widths):
-                continue
-            after, _ = self._part(widths, move)
-            if self._violation(after) >= -_SLACK:
-                widths = after
-            if self._violation(widths) <= 0:
+                total = before[: size + 1 - saved] + increase
+                is_better = total < least[saved:]
+                least[saved:][is_better] = total[is_better]
+                best[saved:][is_better] = number * (size + 1) + saved
+            chosen.append(best)
+        for amount in sorted(range(math.floor(need / unit), size + 1), key=least.__getitem__):
+            if not math.isfinite(least[amount]):
+                break
+            widths, left = dict(last.start), amount
+            for parts, best in zip(reversed(options), reversed(chosen), strict=True):
+                if best[left] >= 0:
+                    number, saved = divmod(int(best[left]), size + 1)
+                    widths.update(parts[number][0])
+                    left -= saved
+            if -_SLACK <= self._violation(widths) <= 0:
                 return widths
-        return fallback
+        return last.reached
 
-    def _candidates(self, widths: Mapping[str, int], *, is_full: bool) -> list[dict[str, int]]:
-        """Changes of widths that are tried: all, or those of which the last round tried similar ones with success."""
+    def _options(self, last: Round) -> list[list[tuple[dict[str, int], float]]]:
+        """Widths and the increase of the loss of each move and of parts of it, in one list for each branch."""
+        owners = {name: branch for branch, groups in self._branches.items() for name in groups}
+        found: dict[str, list[tuple[dict[str, int], float]]] = {}
+        for move in last.moves:
+            if not math.isfinite(move.increase):
+                continue
+            name, *others = move.widths
+            mine = found.setdefault(owners.get(name, name), [])
+            mine.append((move.widths, move.increase))
+            now, least = last.start[name], move.widths[name]
+            if others or least == 0:
+                continue
+            grain = 8 if self.context.graph.full_widths[name] >= _WIDE else 1
+            parts = {now - round(part * (now - least) / _PARTS / grain) * grain for part in range(1, _PARTS)}
+            mine += [({name: one}, move.increase * (now - one) / (now - least)) for one in parts if least < one < now]
+        return list(found.values())
+
+    def _known_increases(self) -> dict[tuple[bool, tuple[str, ...]], float]:
+        """Increases of the loss that need not be computed again: those of the worse half of the last round."""
+        if len(self.path) % self.settings.choose_every == 0:
+            return {}
+        moves = self.path[-1].moves
+        return {_key(move.widths): move.increase for move in moves[-(-len(moves) // 2) :]}
+
+    def _candidates(self, widths: Mapping[str, int]) -> list[dict[str, int]]:
+        """Changes of widths that are considered."""
         context, found = self.context, []
         for group, least in zip(context.graph.groups, context.min_widths(), strict=True):
             width = widths[group.name]
             if group.frozen is None and width > least:
                 found.append({group.name: max(least, _less(width, group.width, self.settings.move_share))})
         present = (groups for groups in self._branches.values() if any(widths[name] for name in groups))
-        found += [dict.fromkeys(groups, 0) for groups in present]
-        if is_full:
-            return found
-        moves = self.path[-1].moves
-        good = {_key(move.widths) for move in moves[: -(-len(moves) // 2)]}
-        return [change for change in found if _key(change) in good]
+        return [*found, *(dict.fromkeys(groups, 0) for groups in present)]
 
     def _apply(self, widths: Mapping[str, int], *, choose: bool) -> None:
         """The dense network with these channels masked, refit in the best way or in that of the last choice."""
