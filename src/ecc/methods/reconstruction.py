@@ -12,7 +12,7 @@ that were removed before it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +73,7 @@ def record_outputs(model: nn.Module, paths: Sequence[str], batches: Sequence[Any
 
         return hook
 
-    with _hooked(model, sums), _forward_hooks({modules[path]: record(path) for path in paths}), eval_mode(model):
+    with _hooked(model, sums), forward_hooks({modules[path]: record(path) for path in paths}), eval_mode(model):
         for batch in batches:
             sums.start()
             call_model(model, batch)
@@ -116,7 +116,7 @@ def reconstruct_(
     chosen: dict[nn.Module, Any] = {
         modules[path]: refit_at(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))
     }
-    with _hooked(model, sums), _forward_hooks(chosen, before=True), eval_mode(model):
+    with _hooked(model, sums), forward_hooks(chosen, before=True), eval_mode(model):
         call_model(model, whole)
 
 
@@ -216,14 +216,23 @@ def _hooked(model: nn.Module, sums: _Sums) -> Iterator[None]:
         if args and isinstance(args[0], Tensor):
             sums.normalized(args[0])
 
-    with _forward_hooks({module: hook for module in model.modules() if _is_norm(module)}, before=True):
+    with forward_hooks({module: hook for module in model.modules() if _is_norm(module)}, before=True):
         yield
 
 
 @contextmanager
-def _forward_hooks(hooks: dict[nn.Module, Any], *, before: bool = False) -> Iterator[None]:
+def forward_hooks(hooks: Mapping[nn.Module, Any], *, before: bool = False, with_kwargs: bool = False) -> Iterator[None]:
+    """A block in which hooks of modules are called after their forward pass, or before it.
+
+    Args:
+        hooks: By module.
+        before: Whether they are called before the forward pass.
+        with_kwargs: Whether they get keyword arguments, too.
+    """
     handles = [
-        module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
+        module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
+        if before
+        else module.register_forward_hook(hook, with_kwargs=with_kwargs)
         for module, hook in hooks.items()
     ]
     try:
