@@ -30,7 +30,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.measure.remote.client import InstalledSpec
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.base import can_remove_branches
+from ecc.methods.base import can_remove_branches, check_method
 from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
 from ecc.profiling import check_inference, open_meter, profile_and_fit
@@ -293,6 +293,7 @@ def compress_task(
     `console`, where progress is shown.
     """
     distributed = distributed or DistributedContext(torch.device(device))
+    check_method(find_method(method), task, settings)
     budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models

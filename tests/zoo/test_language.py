@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
-PLATFORM = ("--meter", "platform:eyeriss", "--samples", "40", "--length", "16", "-q")
+PLATFORM = ("--meter", "platform:eyeriss", "--samples", "20", "--length", "16", "-q")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_language_model_goes_through_the_whole_path(
     run = tmp_path / "run"
     command = ["compress", f"hf:{folder / 'llama'}", "--text", folder / "train.txt", "--test-text", folder / "test.txt"]
     command += ["--budget", "decode=70%", "--budget", "prefill=90%", "-o", run, *PLATFORM]
-    command += ["--prune-steps", 12, "--finetune-steps", 4]
+    command += ["--prune-steps", 6, "--finetune-steps", 2]
     assert run_cli(monkeypatch, *command) == 0
     summary = json.loads((run / "summary.json").read_text())
     assert summary["metric"] == "perplexity"
@@ -94,6 +94,10 @@ def test_a_language_model_goes_through_the_whole_path(
     assert task.evaluate(model) == pytest.approx(summary["scores"]["finetuned"], rel=1e-5)
 
 
+THOROUGH = pytest.mark.thorough  # methods/baselines/test_transformer_baselines.py runs them on a counted budget
+
+
+@THOROUGH
 @pytest.mark.parametrize("method", ["one_shot", "wanda_sp", "flap", "llm_pruner", "uniform"])
 def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, method: str) -> None:
     from ecc.api import compress_task, make_settings
@@ -105,7 +109,7 @@ def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, 
         parse_budgets("decode=70%"),
         folder=tmp_path / "run",
         meter="platform:eyeriss",
-        samples=30,
+        samples=20,
         settings=make_settings("default", {"prune_steps": 0, "finetune_steps": 0}),
         method=method,
     )
@@ -117,13 +121,13 @@ def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, 
     assert result.summary.batches.lineage == 0  # nothing was trained
 
 
-@pytest.mark.parametrize("method", ["one_shot", "shortgpt", "2ssp"])
+@pytest.mark.parametrize("method", ["shortgpt", *(pytest.param(name, marks=THOROUGH) for name in ("one_shot", "2ssp"))])
 def test_blocks_are_removed_and_the_model_loads_again(folder: Path, tmp_path: Path, method: str) -> None:
     from ecc.api import compress_task, make_settings
     from ecc.energy import parse_budgets
     from ecc.integrations.huggingface import load_pruned, save_pruned
 
-    tiny.write_model(tmp_path / "deep", tiny.tiny_llama(num_hidden_layers=4))
+    tiny.write_model(tmp_path / "deep", tiny.tiny_llama(num_hidden_layers=3))
     task = language_task(tmp_path / "deep", [folder / "train.txt"], length=16)
     result = compress_task(
         task,
@@ -155,18 +159,16 @@ def test_a_run_that_was_interrupted_gives_the_same_model(folder: Path, tmp_path:
             task = _interrupted(task, stop_at)
         return compress_task(
             task,
-            parse_budgets(["decode=75%"]),
+            parse_budgets(["macs=75%"]),
             folder=path,
-            meter="platform:eyeriss",
-            samples=20,
             settings=make_settings(
-                "default", {"prune_steps": 6, "finetune_steps": 6, "checkpoint_steps": 1, "kd_temperature": 1.0}
+                "default", {"prune_steps": 3, "finetune_steps": 3, "checkpoint_steps": 1, "kd_temperature": 1.0}
             ),
         )
 
     whole = compress(tmp_path / "whole")
     with pytest.raises(Interrupted):
-        compress(tmp_path / "parts", stop_at=8)
+        compress(tmp_path / "parts", stop_at=4)
     parts = compress(tmp_path / "parts")
     assert parts.widths == whole.widths
     for name, tensor in whole.model.state_dict().items():
@@ -192,7 +194,7 @@ def _interrupted(task: Any, at: int) -> Any:
 def test_an_encoder_keeps_its_embeddings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     command = ["compress", f"hf:{folder / 'bert'}", "--text", folder / "train.txt", "--budget", "70%", "-o", run]
-    assert run_cli(monkeypatch, *command, *PLATFORM, "--prune-steps", 12, "--finetune-steps", 4) == 0
+    assert run_cli(monkeypatch, *command, *PLATFORM, "--prune-steps", 6, "--finetune-steps", 2) == 0
     summary = json.loads((run / "summary.json").read_text())
     assert summary["met"]
     assert summary["scores"]["dense"] == pytest.approx(1, abs=1e-5)
@@ -214,13 +216,11 @@ def test_compress_takes_a_vision_transformer(tmp_path: Path) -> None:
     result = ecc.compress(
         model,
         batches,
-        "70%",
+        "macs=70%",
         loss=lambda model, batch: model(**batch).loss,
-        meter="platform:eyeriss",
         folder=tmp_path / "run",
-        prune_steps=8,
+        prune_steps=4,
         finetune_steps=2,
-        samples=20,
         progress=False,
     )
     assert result.met
@@ -237,7 +237,7 @@ def test_compress_takes_a_language_model(tmp_path: Path) -> None:
         evaluate=LogLikelihood(sequences[:4]),
         meter="platform:eyeriss",
         folder=tmp_path / "run",
-        epochs=2,
+        epochs=1,
         samples=20,
         progress=False,
     )
