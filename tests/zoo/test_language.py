@@ -36,12 +36,19 @@ PLATFORM = ("--meter", "platform:eyeriss", "--samples", "20", "--length", "16", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model `llama`, an encoder `bert`, and text `train.txt` and `test.txt`."""
+    """A model `llama`, an encoder `bert`, text, and models and text that something is wrong with."""
     path = tmp_path_factory.mktemp("models")
     tiny.write_model(path / "llama", tiny.tiny_llama())
     tiny.write_model(path / "bert", tiny.tiny_bert())
     tiny.write_text(path / "train.txt", 4000)
     tiny.write_text(path / "test.txt", 800, seed=1)
+    (path / "short.txt").write_text("the cat")
+    tiny.write_text(path / "few.txt", 100)
+    (path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    tiny.write_model(path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
+    tiny.tiny_llama().save_pretrained(path / "bare")
+    tiny.write_model(path / "damaged", tiny.tiny_llama())
+    (path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
     return path
 
 
@@ -328,15 +335,8 @@ def test_wrong_input_gets_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("llama", "bert", "train.txt"):
-        (tmp_path / name).symlink_to(folder / name)
-    (tmp_path / "short.txt").write_text("the cat")
-    tiny.write_text(tmp_path / "few.txt", 100)
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
-    tiny.write_model(tmp_path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
-    tiny.tiny_llama().save_pretrained(tmp_path / "bare")
-    tiny.write_model(tmp_path / "damaged", tiny.tiny_llama())
-    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     budget = () if "--budget" in arguments else ("--budget", "70%")
