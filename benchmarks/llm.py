@@ -449,11 +449,11 @@ def main() -> None:
     for name in setup.bench.workloads:
         dense[name] = fit_costs(setup, name)
         write_record(record, options.out)
-        shown = {
+        savings = {
             kind: [f"{width:g}: {1e3 * saved:.4g}" for width, saved in points]
             for kind, points in dense[name]["savings"].items()
         }
-        tell(f"{name} {1e3 * dense[name]['joules_per_token']:.4g} mJ/token, a block saves (mJ) {shown}")
+        tell(f"{name} {1e3 * dense[name]['joules_per_token']:.4g} mJ/token, a block saves (mJ) {savings}")
     record["seconds_setup"] = time.monotonic() - started
     shares = [float(one) for one in options.shares.split(",") if one]
     seeds = [int(one) for one in options.seeds.split(",") if one]
