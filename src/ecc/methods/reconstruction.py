@@ -37,6 +37,9 @@ class Refit:
     """Regularisation towards the present weights."""
     follows_stream: bool = True
     """Whether layers are refit to the residual stream rather than to their own outputs."""
+    is_relative: bool = True
+    """Whether errors count relative to the norm of the stream, which the next block divides it by. In language models a
+    few tokens have streams whose norm is hundreds of times that of the others, and would determine the weights."""
 
 
 REFITS = (None, Refit(0.3), Refit(0.03), Refit(0.003), Refit(0.03, follows_stream=False))
@@ -96,19 +99,21 @@ def reconstruct_(
         refit: How; `Refit()` if None.
     """
     modules, refit = refittable_modules(model), refit or Refit()
-    residuals = dense.residuals if refit.follows_stream else {}
     sums = _Sums()
     whole = _joined(batches)
 
     def refit_at(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, nn.Linear)
-            targets = torch.cat(dense.outputs[path]).to(args[0].dtype)
-            if path in residuals and sums.stream is not None and sums.stream.shape == targets.shape:
-                targets = targets + torch.cat(residuals[path]) - sums.stream
+            targets, scales = torch.cat(dense.outputs[path]).to(args[0].dtype), None
+            if path in dense.residuals:
+                stream = targets + torch.cat(dense.residuals[path])
+                scales = 1 / stream.norm(dim=-1).clamp(min=1e-6).flatten() if refit.is_relative else None
+                if refit.follows_stream and sums.stream is not None and sums.stream.shape == targets.shape:
+                    targets = stream - sums.stream
             if bool((module.weight != 0).any()):
                 masked = (module.weight == 0).all(1)
-                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), refit.ridge)
+                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), refit.ridge, scales)
                 module.weight[masked] = 0  # channels of the residual stream that are pruned
 
         return hook
