@@ -312,7 +312,7 @@ def compress_task(
     `console`, where progress is shown; and `several`, whether each budget gets a result of its own.
     """
     distributed = distributed or DistributedContext(torch.device(device))
-check_method(find_method(method), task, settings)
+    check_method(find_method(method), task, settings)
     if several:
         check_several(method, settings, len(budgets))
     names = [one.name for one in task.workloads]
