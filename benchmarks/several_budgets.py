@@ -1,0 +1,145 @@
+"""One run with several budgets against one run for each budget: batches and scores on the embedded digits.
+
+    PYTHONPATH=src python3 benchmarks/several_budgets.py --out results/several_budgets.json
+
+The dense network is trained once for each seed; its batches are not counted, because both ways start from it. The energy is
+that of an analytic platform, so it is estimated. `own` is `ecc.compress(budget=...)` for each budget, `several` is one
+`ecc.compress(budgets=[...])`; both have the same settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from ablation import batches_of, build, train
+from machine import machine, write_record
+
+import ecc
+from ecc.task import Task
+
+
+def trained(options: Any, seed: int) -> Task:
+    """The task with a trained dense network."""
+    task = build(argparse.Namespace(task="digits"), seed)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=options.lr)
+    train(task.model, task, optimizer, batches_of(task, 1000 * (seed + 1)), options.pretrain, options.lr, cosine=True)
+    task.model.eval()
+    return task
+
+
+def compress(task: Task, folder: Path, options: Any, seed: int, **budget: Any) -> ecc.CompressResult:
+    """One run."""
+    return ecc.compress(
+        task.model,
+        task.epoch_batches,
+        loss=task.loss,
+        evaluate=task.evaluate,
+        example_input=task.example_input,
+        meter=options.meter,
+        folder=folder,
+        name="digits",
+        progress=False,
+        samples=options.samples,
+        lr=options.lr,
+        prune_steps=options.prune,
+        finetune_steps=options.finetune,
+        seed=100 * seed,
+        **budget,
+    )
+
+
+def cell(result: ecc.CompressResult) -> dict[str, Any]:
+    """What is recorded of a result."""
+    (row,) = result.summary.budgets.values()
+    assert result.summary.batches is not None
+    return {
+        "score": result.score,
+        "of_budget": row.result / row.limit,
+        "met": row.met,
+        "batches": result.summary.batches.total,
+        "cost_checks": result.summary.cost_checks,
+    }
+
+
+def run_seed(options: Any, seed: int) -> dict[str, Any]:
+    """Both ways from one dense network."""
+    task = trained(options, seed)
+    assert task.evaluate is not None
+    found: dict[str, Any] = {"seed": seed, "dense": float(task.evaluate(task.model)), "own": {}, "several": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.process_time()
+        front = compress(task, Path(folder) / "several", options, seed, budgets=options.budgets).front
+        found["several"] = dict(zip(options.budgets, map(cell, front), strict=True))
+        found["several_cpu_seconds"] = time.process_time() - begin
+        print(seed, found, flush=True)
+        begin = time.process_time()
+        for number, budget in enumerate(options.budgets):
+            found["own"][budget] = cell(compress(task, Path(folder) / str(number), options, seed, budget=budget))
+        found["own_cpu_seconds"] = time.process_time() - begin
+    return found
+
+
+def summary(seeds: list[dict[str, Any]], budgets: list[str]) -> dict[str, Any]:
+    """Means over the seeds."""
+    rows = {}
+    for budget in budgets:
+        own, several = ([seed[way][budget]["score"] for seed in seeds] for way in ("own", "several"))
+        rows[budget] = {
+            "own": statistics.fmean(own),
+            "several": statistics.fmean(several),
+            "points": 100 * statistics.fmean(two - one for one, two in zip(own, several, strict=True)),
+        }
+    batches = [sum(cell["batches"] for cell in seed["several"].values()) for seed in seeds]
+    one = statistics.fmean(cell["batches"] for seed in seeds for cell in seed["own"].values())
+    within = [0.98 <= cell["of_budget"] <= 1.0 for seed in seeds for cell in seed["several"].values()]
+    return {
+        "budgets": rows,
+        "batches_of_one_run": one,
+        "batches_of_several": statistics.fmean(batches),
+        "ratio": statistics.fmean(batches) / one,
+        "within_98_to_100": statistics.fmean(within),
+        "worst_points": min(row["points"] for row in rows.values()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budgets", nargs="*", default=["80%", "65%", "50%", "35%", "25%"], help="Mildest first.")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pretrain", type=int, default=600)
+    parser.add_argument("--prune", type=int, default=300)
+    parser.add_argument("--finetune", type=int, default=300)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--meter", default="platform:jetson-tx2")
+    parser.add_argument("--samples", type=int, default=50)
+    options = parser.parse_args()
+    seeds = []
+    with ProcessPoolExecutor(options.seeds, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for one in pool.map(partial(run_seed, options), range(options.seeds)):
+            seeds.append(one)
+            print(one, flush=True)
+    found = summary(seeds, options.budgets)
+    print(found)
+    record = {
+        "what": "scores and training batches of one run with several budgets, and of one run for each budget",
+        "environment": machine(),
+        "steps": {"pretrain": options.pretrain, "prune": options.prune, "finetune": options.finetune},
+        "platform": options.meter,
+        "summary": found,
+        "seeds": seeds,
+    }
+    write_record(record, options.out)
+
+
+if __name__ == "__main__":
+    main()
