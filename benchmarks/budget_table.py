@@ -67,7 +67,7 @@ def _several() -> str:
     }
     text = f"""## Several budgets in one run
 
-Digits, {len(record["seeds"])} seeds, `{record["platform"]}` (estimated energy), {steps["prune"]} pruning and {steps["finetune"]} finetuning
+Digits, {record["seeds"]} seeds, `{record["platform"]}` (estimated energy), {steps["prune"]} pruning and {steps["finetune"]} finetuning
 steps. One run with all budgets takes {found["batches_of_several"]:,.0f} batches, {found["ratio"]:.2f} times the
 {found["batches_of_one_run"]:,.0f} of a run with one budget. {found["within_98_to_100"]:.0%} of its results are within 98 to 100 %
 of their budgets. Goals: {_verdicts(goals)}.

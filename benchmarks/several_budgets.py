@@ -10,9 +10,9 @@ that of an analytic platform, so it is estimated. `own` is `ecc.compress(budget=
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from ablation import batches_of, build, train
-from machine import machine, write_record
+from machine import commit, machine, write_record
 
 import ecc
 from ecc.task import Task
@@ -70,43 +70,45 @@ def cell(result: ecc.CompressResult) -> dict[str, Any]:
     }
 
 
-def run_seed(options: Any, seed: int) -> dict[str, Any]:
-    """Both ways from one dense network."""
+def run_seed(options: Any, seed: int) -> list[dict[str, Any]]:
+    """The cells of one dense network."""
     task = trained(options, seed)
     assert task.evaluate is not None
-    found: dict[str, Any] = {"seed": seed, "dense": float(task.evaluate(task.model)), "own": {}, "several": {}}
+    dense = float(task.evaluate(task.model))
+    results: list[tuple[str, str, ecc.CompressResult]] = []
     with tempfile.TemporaryDirectory() as folder:
-        begin = time.process_time()
-        front = compress(task, Path(folder) / "several", options, seed, budgets=options.budgets).front
-        found["several"] = dict(zip(options.budgets, map(cell, front), strict=True))
-        found["several_cpu_seconds"] = time.process_time() - begin
-        print(seed, found, flush=True)
-        begin = time.process_time()
-        for number, budget in enumerate(options.budgets):
-            found["own"][budget] = cell(compress(task, Path(folder) / str(number), options, seed, budget=budget))
-        found["own_cpu_seconds"] = time.process_time() - begin
-    return found
+        if "several" in options.ways:
+            front = compress(task, Path(folder) / "several", options, seed, budgets=options.budgets).front
+            results += [("several", budget, one) for budget, one in zip(options.budgets, front, strict=True)]
+        for number, budget in enumerate(options.budgets if "own" in options.ways else ()):
+            results.append(("own", budget, compress(task, Path(folder) / str(number), options, seed, budget=budget)))
+    facts = {"seed": seed, "dense": dense, "commit": options.commit}
+    return [{"way": way, "budget": budget, **facts, **cell(one)} for way, budget, one in results]
 
 
-def summary(seeds: list[dict[str, Any]], budgets: list[str]) -> dict[str, Any]:
+def summary(cells: list[dict[str, Any]], budgets: list[str]) -> dict[str, Any]:
     """Means over the seeds."""
+
+    def values(name: str, way: str, budget: str | None = None) -> list[float]:
+        chosen = [one for one in cells if one["way"] == way and budget in (None, one["budget"])]
+        return [float(one[name]) for one in sorted(chosen, key=lambda one: int(one["seed"]))]
+
     rows = {}
     for budget in budgets:
-        own, several = ([seed[way][budget]["score"] for seed in seeds] for way in ("own", "several"))
+        own, several = values("score", "own", budget), values("score", "several", budget)
         rows[budget] = {
             "own": statistics.fmean(own),
             "several": statistics.fmean(several),
             "points": 100 * statistics.fmean(two - one for one, two in zip(own, several, strict=True)),
         }
-    batches = [sum(cell["batches"] for cell in seed["several"].values()) for seed in seeds]
-    one = statistics.fmean(cell["batches"] for seed in seeds for cell in seed["own"].values())
-    within = [0.98 <= cell["of_budget"] <= 1.0 for seed in seeds for cell in seed["several"].values()]
+    one_run, several_runs = values("batches", "own"), values("batches", "several")
+    together = len(budgets) * statistics.fmean(several_runs)
     return {
         "budgets": rows,
-        "batches_of_one_run": one,
-        "batches_of_several": statistics.fmean(batches),
-        "ratio": statistics.fmean(batches) / one,
-        "within_98_to_100": statistics.fmean(within),
+        "batches_of_one_run": statistics.fmean(one_run),
+        "batches_of_several": together,
+        "ratio": together / statistics.fmean(one_run),
+        "within_98_to_100": statistics.fmean(0.98 <= one <= 1.0 for one in values("of_budget", "several")),
         "worst_points": min(row["points"] for row in rows.values()),
     }
 
@@ -115,6 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budgets", nargs="*", default=["80%", "65%", "50%", "35%", "25%"], help="Mildest first.")
+    parser.add_argument(
+        "--ways", nargs="*", default=["own", "several"], help="Other cells of the output file are kept."
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pretrain", type=int, default=600)
     parser.add_argument("--prune", type=int, default=300)
@@ -123,21 +128,24 @@ def main() -> None:
     parser.add_argument("--meter", default="platform:jetson-tx2")
     parser.add_argument("--samples", type=int, default=50)
     options = parser.parse_args()
-    seeds = []
+    options.commit = commit()
+    old = json.loads(options.out.read_text(encoding="utf-8"))["cells"] if options.out.exists() else []
+    cells = [one for one in old if one["way"] not in options.ways]
     with ProcessPoolExecutor(options.seeds, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        for one in pool.map(partial(run_seed, options), range(options.seeds)):
-            seeds.append(one)
-            print(one, flush=True)
-    found = summary(seeds, options.budgets)
-    print(found)
+        for some in pool.map(partial(run_seed, options), range(options.seeds)):
+            cells += some
+            print(some, flush=True)
     record = {
         "what": "scores and training batches of one run with several budgets, and of one run for each budget",
-        "environment": machine(),
+        "environment": machine(commit=options.commit),
         "steps": {"pretrain": options.pretrain, "prune": options.prune, "finetune": options.finetune},
         "platform": options.meter,
-        "summary": found,
-        "seeds": seeds,
+        "seeds": options.seeds,
+        "cells": cells,
     }
+    if {one["way"] for one in cells} == {"own", "several"}:
+        record["summary"] = summary(cells, options.budgets)
+        print(record["summary"])
     write_record(record, options.out)
 
 

@@ -15,7 +15,7 @@ from ecc.budget import parse_several_budgets
 from ecc.errors import BadBudget, BadFile, EccError, InfeasibleBudget
 from ecc.methods import CompressSettings
 from ecc.methods import compression as compression_module
-from ecc.methods.several_budgets import FINETUNE_SHARE, FRONT_FILE, stage_settings
+from ecc.methods.several_budgets import FRONT_FILE, stage_settings
 from ecc.options import settings_from
 from ecc.records import read_record
 from ecc.run_records import Front
@@ -71,16 +71,22 @@ def test_pruning_goes_on_from_one_budget_to_the_next(whole: CompressResult) -> N
     assert [row.folder for row in front.rows] == [one.folder.name for one in whole.front]
     assert [row.score for row in front.rows] == [one.score for one in whole.front]
     assert all(row.met for row in front.rows)
-    assert front.batches == sum(row.batches for row in front.rows) == 4 + 61 + 3 * 4  # two thirds of 6 for each
+    assert front.batches == sum(row.batches for row in front.rows) == 4 + 61 + 2 + 4 + 6
 
 
-def test_steps_are_shared_out() -> None:
-    settings = settings_from(CompressSettings, STEPS)
-    stages = stage_settings(settings, 3)
-    assert [one.prune_steps for one in stages] == [21, 20, 20]
-    assert [one.pretrain_steps for one in stages] == [4, 0, 0]
-    assert {one.finetune_steps for one in stages} == {round(FINETUNE_SHARE * 6)}
-    assert len({one.train.seed for one in stages}) == 3  # other batches
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_steps_are_shared_out_and_the_tightest_budget_gets_those_of_its_own_run(count: int) -> None:
+    settings = settings_from(CompressSettings, STEPS | {"finetune_steps": 90})
+    stages = stage_settings(settings, count)
+    assert sum(one.prune_steps for one in stages) == settings.prune_steps
+    assert [one.pretrain_steps for one in stages] == [4, *[0] * (count - 1)]
+    assert sum(one.finetune_steps for one in stages) == pytest.approx(count * 60, abs=count / 2)
+    for name in ("prune_steps", "finetune_steps"):
+        steps = [getattr(one, name) for one in stages]
+        assert steps == sorted(steps)
+        assert steps[0] > 0
+    assert (stages[0].finetune_steps, stages[-1].finetune_steps) == (30, 90)
+    assert len({one.train.seed for one in stages}) == count  # other batches
 
 
 def test_a_finished_run_is_loaded_and_a_stopped_one_resumes(
