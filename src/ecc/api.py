@@ -37,7 +37,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.measure.remote.client import InstalledSpec
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.base import can_remove_branches
+from ecc.methods.base import can_remove_branches, check_method
 from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
 from ecc.methods.several_budgets import FRONT_FILE, StageFactory, budget_stages, check_several, make_front
@@ -312,6 +312,7 @@ def compress_task(
     `console`, where progress is shown; and `several`, whether each budget gets a result of its own.
     """
     distributed = distributed or DistributedContext(torch.device(device))
+    check_method(find_method(method), task, settings)
     if several:
         check_several(method, settings, len(budgets))
     names = [one.name for one in task.workloads]

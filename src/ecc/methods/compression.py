@@ -60,7 +60,7 @@ from .base import (
     Method,
     PruningContext,
     can_remove_branches,
-    check_needs_held_out,
+    check_method,
     has_schedule,
     trace_task,
 )
@@ -189,12 +189,7 @@ class Compression(CompressionRunner):
                 f"method {self.method.name!r} does not support distributed training; start it without torchrun. "
                 "Method ecc supports it."
             )
-        check_needs_held_out(self.method, self.task)
-        if has_schedule(self.method) and self.settings.prune_steps < 1:
-            raise EccError(
-                f"method {self.method.name!r} prunes while it trains, and prune_steps is 0; give more steps, or the "
-                "method one_shot, which does not train."
-            )
+        check_method(self.method, self.task, self.settings)
         self.costs, self.limits = self._resolve_budgets()
         self.check_feasible()
         self._dense: MeasuredCost | None = None
