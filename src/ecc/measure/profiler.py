@@ -656,18 +656,19 @@ class DeviceProfiler:
         """
         settings = self._run_settings
         pair = replace(settings, min_repeats=2, max_repeats=2)
+        warm = replace(pair, warmup_seconds=0.0, warmup_runs=1)
         with self._dense_runner() as dense, prepare_runner(network, self._inputs, settings) as runner:
 
-            def measure_pair(one: PreparedRunner) -> Measurement:
+            def measure_pair(one: PreparedRunner, how: MeasureSettings) -> Measurement:
                 return measure(
-                    one.run, self._meter, pair, device=one.device, batch=one.batch,
+                    one.run, self._meter, how, device=one.device, batch=one.batch,
                     is_asynchronous=one.is_asynchronous, counter=self._counter, clock=self._clock,
                 )  # fmt: skip
 
-            references, results = [measure_pair(dense)], list[Measurement]()
+            references, results = [measure_pair(dense, pair)], list[Measurement]()
             while True:
-                results.append(measure_pair(runner))
-                references.append(measure_pair(dense))
+                results.append(measure_pair(runner, warm if results else pair))
+                references.append(measure_pair(dense, warm))
                 ratios = _turn_ratios(results, references, "joules")
                 interval = relative_interval(ratios)
                 agree = interval is not None and interval <= settings.target_relative_ci
