@@ -8,6 +8,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+LEAST_ENERGY_GOAL = 0.15
+"""Least energy of a network without its residual branches, as a fraction of the dense one."""
 CLEARLY = 1.03  # relative energy that is clearly above the noise of short measurements
 WINDOWS = {"ours": "aligned window", "nvidia-smi child": "nvidia-smi polling"}
 KINDS = ("torchvision classification", "torchvision segmentation", "timm", "all")
@@ -148,14 +150,30 @@ def floors() -> str:
     lines, dearer = [], []
     for row in found:
         name = f"{row['network']}, batch {row['batch']}, {row['way']}"
-        shares = {cut: row["joules"][cut] / row["joules"]["dense"] for cut in cuts}
+        shares = {cut: row["joules"][cut] / row["joules"]["dense"] for cut in cuts if cut in row["joules"]}
         dearer += [share for share in shares.values() if share > CLEARLY]
-        lines.append([name, f"{row['joules']['dense']:.4g}", *[f"{share:.1%}" for share in shares.values()]])
+        cells = [f"{shares[cut]:.1%}" if cut in shares else "" for cut in cuts]
+        lines.append([name, f"{row['joules']['dense']:.4g}", *cells])
     return (
         table(["network", "dense, J per batch", *cuts], lines)
-        + f"\n\n{len(dearer)} of these {len(lines) * len(cuts)} pruned networks need more than {CLEARLY:.0%} of the energy "
-        + f"of the dense network, up to {max(dearer):.1f} times as much."
+        + f"\n\n{len(dearer)} of these pruned networks need more than {CLEARLY:.0%} of the energy of the dense network, "
+        + f"up to {max(dearer):.1f} times as much.\n{_least_energy(found)}"
     )
+
+
+def _least_energy(rows: list[dict[str, Any]]) -> str:
+    """The least energy with and without removed branches, and the goal for the latter."""
+    found = []
+    for network in dict.fromkeys(row["network"] for row in rows if row["branches"]):
+        joules = [row["joules"] for row in rows if row["network"] == network]
+        widths = [min(one[cut] for cut in one if "branches" not in cut) / one["dense"] for one in joules]
+        depth = [min(one.values()) / one["dense"] for one in joules]
+        met = "met" if max(depth) <= LEAST_ENERGY_GOAL else "missed"
+        found.append(
+            f"{network}: {min(widths):.1%} to {max(widths):.1%} with widths alone, {min(depth):.1%} to {max(depth):.1%} with "
+            f"removed branches ({met})"
+        )
+    return f"Least energy, goal at most {LEAST_ENERGY_GOAL:.0%} of dense: {'; '.join(found)}.\n"
 
 
 def windows() -> str:

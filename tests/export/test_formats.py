@@ -66,7 +66,9 @@ def test_a_file_computes_the_same_at_any_batch_size(name: str, case: str, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pt2", "onnx"])
-@pytest.mark.parametrize("network", ["basic", "in block", "convnext", "tuples"])
+@pytest.mark.parametrize(
+    "network", ["basic", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("in block", "convnext", "tuples"))]
+)
 def test_networks_without_some_branches_are_exported(name: str, network: str, tmp_path: Path) -> None:
     """Modules that stand for removed ones, which return their input, a zero, or zeros of some shape."""
     need(name)
