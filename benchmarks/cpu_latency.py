@@ -7,7 +7,7 @@ The network is that of the task `digits`, four times as wide, trained on its ima
 noise       standard deviation / mean of the dense network, measured again and again, as seconds, and relative to the dense network
             that is measured in turns with it, which is what a profile does with clocks
 error       cross-validated error of the latency model of the compression, whose profile has multiples of 8 channels and networks
-            without some residual branches; half of them take less than a fifth of the time of the dense network
+            without some residual branches, down to a small part of the time of the dense network
 aligned     the same for a profile of multiples of 16 channels, the block of both runtimes on AVX-512, with every branch
 fresh       the result, loaded anew and measured in turns with the dense network, as a fraction of the budget, with the 95 %
             confidence interval of the median
