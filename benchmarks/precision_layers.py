@@ -22,15 +22,15 @@ from machine import machine, write_record
 from precision import RUNNER, train
 
 from ecc.graph.numerics import relative_error
-from ecc.measure import find_meter, measure
-from ecc.measure.meter import Meter
+from ecc.measure import measure
+from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.runners import PreparedRunner, RunnerModule
 from ecc.measure.runners.onnx_network import OnnxNetwork, quantize
 from ecc.measure.runners.runtime import Session, open_session
 from ecc.measure.window import probe_under_load
 from ecc.profiling import calibration_inputs
 from ecc.settings import CLOCK_SETTINGS
-from ecc.task import Task, with_batch_size
+from ecc.task import Inputs, Task, with_batch_size
 from ecc.zoo.registry import find_task
 
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -45,7 +45,7 @@ class Files:
         self.network = OnnxNetwork.of(task.model, self.example)
         (self.name,) = self.network.names
         self.feeds = [{self.name: one.numpy()} for one in calibration_inputs(task, 8) if isinstance(one, torch.Tensor)]
-        self.meter = find_meter("cputime")
+        self.meter = CpuTimeMeter()
         self.counter: Any = None
         self.wanted = [torch.from_numpy(array) for array in self.open(self.network.data).infer(self.feeds[0])]
         self.layers = [
@@ -64,20 +64,24 @@ class Files:
         """Largest difference of an output from fp32, relative to the largest output."""
         return relative_error(self.wanted, [torch.from_numpy(array) for array in session.infer(self.feeds[0])])
 
+    def infer(self, session: Session, inputs: Inputs) -> list[torch.Tensor]:
+        """Outputs for images."""
+        assert isinstance(inputs, torch.Tensor)
+        return [torch.from_numpy(array) for array in session.infer({self.name: inputs.numpy()})]
+
     def score(self, session: Session) -> float:
         """Accuracy on the test images."""
         assert self.task.evaluate is not None
         ready = PreparedRunner(
             run=session.run, device=torch.device("cpu"), batch=len(self.network.inputs[self.name]), runner=RUNNER,
             reason="", is_asynchronous=False, versions={},
-            infer=lambda inputs: [torch.from_numpy(array) for array in session.infer({self.name: inputs.numpy()})],
+            infer=lambda inputs: self.infer(session, inputs),
         )  # fmt: skip
         return float(self.task.evaluate(RunnerModule(ready, self.task.model, self.example)))
 
     def ratio(self, session: Session, base: Session) -> tuple[float, float]:
         """Latency relative to another file, measured in turns, and its spread."""
         settings = CLOCK_SETTINGS
-        assert isinstance(self.meter, Meter)
         if self.counter is None:
             self.counter = probe_under_load(base.run, self.meter, settings, device="cpu", is_asynchronous=False)
 
@@ -104,11 +108,11 @@ def main() -> None:
     files = Files(task, options.batch, options.turns)
     full, dense = files.int8([]), files.open(files.network.data)
     base_error = files.error(full)
-    layers = []
+    layers: list[dict[str, Any]] = []
     for name in files.layers:
-        one = files.int8([name])
-        ratio, spread = files.ratio(one, full)
-        layers.append({"layer": name, "latency": ratio, "spread": spread, "error": files.error(one)})
+        file = files.int8([name])
+        ratio, spread = files.ratio(file, full)
+        layers.append({"layer": name, "latency": ratio, "spread": spread, "error": files.error(file)})
         print(layers[-1], flush=True)
     ratio, spread = files.ratio(dense, full)
     rows: list[dict[str, Any]] = [
