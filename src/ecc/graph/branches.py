@@ -14,7 +14,7 @@ sum of two activations:
 4. *Blocks.* If a module returns its input once all its branches are removed, it is replaced as a whole. This includes
    the last `relu` of a block whose input has passed a `relu` already.
 
-`branch_verification.py` then compares masked and slim networks numerically. A branch that fails is not offered.
+`verification.py` then compares masked and slim networks numerically. A branch that fails is not offered.
 """
 
 from __future__ import annotations
@@ -533,7 +533,8 @@ class _BranchSearch:
         Raises:
             _NotRemovable: If the code between the modules does not allow it.
         """
-        for shape in ("full",) if one.name in self._with_shapes else ("scalar", "ones", "full"):
+        shapes = ("scalar", "ones", "full")
+        for shape in shapes[2:] if one.name in self._with_shapes else shapes[self._trains_other_code(one) :]:
             found = self._replaced_as(one, shape)
             if found is not None:
                 prefixes = tuple(f"{part.path}." for part in found)
@@ -543,6 +544,19 @@ class _BranchSearch:
                         raise _NotRemovable(f"{outside[0]} is used by code that stays")
                 return found
         raise _NotRemovable("the code between its modules needs sizes that are not known without them")
+
+    def _trains_other_code(self, one: _Candidate) -> bool:
+        """Whether a value passes a module that does nothing in eval mode, such as stochastic depth.
+
+        Such a module may read the number of items in train mode, so it is not given a zero without axes.
+        """
+        values = {value for number in one.dead for value in self._flow.ops[number].outputs}
+        return any(
+            call.start == call.end
+            and not values.isdisjoint(call.arguments.values())
+            and not type(self._model.get_submodule(call.path)).__module__.startswith("torch.nn.")
+            for call in self._flow.calls
+        )
 
     def _replaced_as(self, one: _Candidate, shape: str) -> tuple[Replacement, ...] | None:
         found: list[Replacement] = []

@@ -60,15 +60,28 @@ def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor], *, togethe
     floats = [(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
     if not floats:
         return max((float((a != b).double().mean()) for a, b in pairs), default=0.0)
-    differences, scales = [], []
-    for left, right in floats:
-        same = (left == right) | (left.isnan() & right.isnan())  # infinity minus infinity is NaN
-        difference = torch.where(same, 0.0, (left - right).abs())
-        differences.append(torch.where(difference.isnan(), float("inf"), difference).max().double())
-        scales.append(torch.where(left.isfinite(), left.abs(), 0.0).max().double())
+    differences, scales = (torch.stack(column) for column in zip(*(_difference(a, b) for a, b in floats), strict=True))
+    if not bool(torch.cat([differences, scales]).isfinite().all()):
+        parts = [_difference(*_finite(a, b)) for a, b in floats]
+        differences, scales = (torch.stack(column) for column in zip(*parts, strict=True))
     tiny = torch.finfo(torch.float64).tiny
-    largest, sizes = torch.stack([d.cpu() for d in differences]), torch.stack([s.cpu() for s in scales])
-    return float((largest / (sizes.max() if together else sizes).clamp(min=tiny)).max())
+    return float((differences / (scales.max() if together else scales).clamp(min=tiny)).max())
+
+
+def _difference(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest difference between two tensors, and the largest value of the first."""
+    infinity = float("inf")
+    both = (torch.linalg.vector_norm(one, infinity) for one in (left - right, left))
+    difference, scale = (one.double().cpu() for one in both)
+    return difference, scale
+
+
+def _finite(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The same tensors with 0 where both are NaN or the same infinity; infinite where only one is not finite."""
+    same = (left == right) | (left.isnan() & right.isnan())
+    is_finite = left.isfinite()
+    right = torch.where(is_finite & right.isfinite(), right, float("inf"))
+    return torch.where(is_finite, left, 0.0), torch.where(same, torch.where(is_finite, left, 0.0), right)
 
 
 # ---------------------------------------------------------------- runs
@@ -172,7 +185,7 @@ def _gradients(
             continue
         for axis, index in axes.items():
             gradient = gradient.index_select(axis, index.to(gradient.device))
-        found.append(gradient.detach() * factors.get(name, 1.0))
+        found.append(gradient.detach() * factors[name] if name in factors else gradient.detach())
     return found
 
 

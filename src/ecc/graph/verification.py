@@ -1,13 +1,18 @@
-"""Numeric verification: mask units in one copy of a network, remove them in another, and compare the outputs.
+"""Numeric verification: mask units and branches in one copy of a network, remove them in another, and compare.
 
 The result does not depend on the caller's settings. Both copies compute in float64 if the network allows it, without
 TF32, autocast or autotuning, and with constants in place of random numbers. The allowed difference follows from the
 epsilon floating-point type of any operator: a network that casts to float32 is compared with float32 tolerance.
 
-    units removed          mode                    input
-    a random part          eval                    the example
-    the other units        train, with gradients   other values
-    all but the minimum    eval and train          other values
+    units removed          branches removed   mode                    input
+    a random part          a random half      eval                    the example
+    the other units        the other half     train, with gradients   other values
+    all but the minimum    none               eval and train          other values
+    none                   all                eval                    the example
+
+Each unit is removed in a run in which its branch stays. If a comparison fails, the groups and then the branches that
+cause it are found by bisection. Groups that fail are frozen, branches that fail are not offered. If several fail only
+together, all of them are.
 
 A network that counts its calls runs several more times. Constant tensors (zero-initialized scales, new batch norms) get
 random values first, since a branch that is multiplied by zero would hide every difference.
@@ -16,14 +21,16 @@ random values first, since a branch that is multiplied by zero would hide every 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccWarning, UntraceableModel, first_line
+from ecc.graph.branches import find_branches, keep_branches
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
 from ecc.graph.forward_pass import Inputs, as_call
 from ecc.graph.hooks import hook_names, without_observer_hooks
@@ -42,7 +49,8 @@ from ecc.graph.numerics import (
     run_without_randomness,
     to_float64,
 )
-from ecc.graph.slimming import Slices, mask_channels_, slim_and_slices, with_widths
+from ecc.graph.slimming import Slices, mask_branches_, mask_channels_, slim_and_slices, with_widths
+from ecc.graph.structure import Branch
 from ecc.torch_utils import exact_arithmetic
 
 MAX_FLOAT64_MACS = 1 << 31
@@ -51,7 +59,7 @@ faster, and uses float64 only to confirm a failure."""
 MORE_CALLS = 8
 """Most further calls of a network whose state changes in each call, since its code may change after some of them."""
 MAX_CHECKS = 100
-"""Comparisons to find the groups that fail. After that, all groups that failed together are frozen."""
+"""Comparisons to find the groups or branches that fail. After that, all that failed together count as failed."""
 AMPLIFICATION = 100.0
 """Allowed difference of a network that amplifies rounding errors, as a multiple of the effect of a few of them in its
 input."""
@@ -63,52 +71,82 @@ which amplifies rounding errors in every layer."""
 
 
 def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
-    """Compare the outputs of the masked and the slim network. Groups that fail are frozen with the reason.
+    """Compare the outputs of the masked and the slim network.
 
-    Branches that fail cannot be removed (`branch_verification.py`).
+    Groups that fail are frozen with the reason. Branches that fail cannot be removed; the reasons are in
+    `kept_branches`.
 
     Args:
         model: The traced network.
         graph: Its channel graph.
         example_input: The input to run it on.
-        seed: Seed for the choice of units to remove.
+        seed: Seed for the choice of units and branches to remove.
 
     Returns:
         The graph with `max_relative_diff` set to the largest difference of the groups that passed. If verification
-        could not run, it stays None, and a warning and a note of the graph say why.
+        could not run, it stays None, no branch is offered, and a warning and a note of the graph say why.
 
     Raises:
         UntraceableModel: If the network cannot run on the example input.
     """
-    from ecc.graph.branch_verification import verify_branches  # imports this module
-
-    if not graph.prunable:
-        graph = replace(graph, max_relative_diff=0.0)
-    else:
-        with without_observer_hooks(model, *as_call(example_input)) as followed:
-            graph = _verified(followed, graph, example_input, seed)
-    return verify_branches(model, graph, example_input, seed=seed)
+    if not graph.prunable and not graph.branches:
+        return replace(graph, max_relative_diff=0.0)
+    with without_observer_hooks(model, *as_call(example_input)) as followed:
+        verified = _verified(followed, graph, example_input, seed)
+    names = {branch.name for branch in graph.branches}
+    failed = names - {branch.name for branch in verified.branches}
+    if not failed or verified.max_relative_diff is None:
+        return verified
+    # The code may read the shape of a branch, which no operator shows. Try again with zeros of the right shape.
+    again = find_branches(model, example_input, verified, with_shapes=failed)
+    again = keep_branches(again, {b.name: "" for b in again.branches if b.name not in names})
+    again = replace(again, kept_branches=graph.kept_branches)
+    with without_observer_hooks(model, *as_call(example_input)) as followed:
+        again = _verified(followed, again, example_input, seed)
+    reasons = dict(verified.kept_branches)
+    kept = tuple((name, reasons.get(name, why)) for name, why in again.kept_branches)
+    return replace(again, kept_branches=kept, notes=tuple(dict.fromkeys(again.notes)))
 
 
 def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> ChannelGraph:
     try:
         network, inputs = materialize(model, example_input)
-        _check_that_it_runs(network, graph, inputs)
+        check, result = _first_check(network, graph, inputs, seed)
         with exact_arithmetic():
-            check, result = _first_check(network, graph, inputs, seed)
-            failed = {} if result.passed else dict(_failed(check, graph.prunable, result))
-            rest = [group for group in graph.prunable if group.name not in failed]
-            difference = result.difference if not failed else check(rest).difference if rest else 0.0
+            failed, broken, difference = _causes(check, graph, result)
     except CannotVerify as error:
-        return _unverified(graph, str(error))
+        reason = f"verification could not run because {error}"
+        return _unverified(keep_branches(graph, {branch.name: reason for branch in graph.branches}), reason)
     if failed and (hooks := hook_names(model)):
         some = ", ".join(hooks[:3]) + (", ..." if len(hooks) > 3 else "")
         failed = {name: f"{why}. These hooks change tensors: {some}" for name, why in failed.items()}
     _warn_of_many(failed, graph)
     groups = tuple(replace(g, frozen=failed[g.name]) if g.name in failed else g for g in graph.groups)
-    return replace(
-        graph, groups=groups, max_relative_diff=difference, notes=(*graph.notes, *dict.fromkeys(check.notes))
-    )
+    notes = (*graph.notes, *dict.fromkeys(check.notes))
+    return keep_branches(replace(graph, groups=groups, max_relative_diff=difference, notes=notes), broken)
+
+
+def _causes(check: Check, graph: ChannelGraph, result: Result) -> tuple[dict[str, str], dict[str, str], float]:
+    """Reasons of the groups and of the branches that fail, by name, and the largest difference of the others."""
+    if result.passed:
+        return {}, {}, result.difference
+    alone = check(graph.prunable, ()) if graph.branches else result
+    failed = {} if alone.passed else dict(_failed(lambda some: check(some, ()), graph.prunable, alone, check))
+    groups = [group for group in graph.prunable if group.name not in failed]
+    if not graph.branches:
+        return failed, {}, check(groups, ()).difference if groups else 0.0
+    both = check(groups, graph.branches)
+    if both.passed:
+        return failed, {}, both.difference
+    alone = check((), graph.branches)
+    broken = {} if alone.passed else dict(_failed(lambda some: check((), some), graph.branches, alone, check))
+    branches = [branch for branch in graph.branches if branch.name not in broken]
+    both = check(groups, branches)
+    if not both.passed:  # they fail only together
+        assert both.reason is not None, "the comparison failed"
+        broken.update({branch.name: both.reason for branch in branches})
+        both = check(groups, ())
+    return failed, broken, both.difference
 
 
 def max_relative_diff(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
@@ -154,7 +192,7 @@ class Check:
     count: int = 0
     """Number of comparisons so far."""
 
-    def __call__(self, groups: Sequence[ChannelGroup]) -> Result:
+    def __call__(self, groups: Sequence[ChannelGroup], branches: Sequence[Branch]) -> Result:
         """The first failure, or the largest difference.
 
         Raises:
@@ -162,41 +200,57 @@ class Check:
         """
         self.count += 1
         worst = 0.0
-        for result in self._results(groups):
+        for result in self._results(groups, branches):
             if not result.passed:
                 return result
             worst = max(worst, result.difference)
         return Result(worst)
 
-    def _results(self, groups: Sequence[ChannelGroup]) -> Iterator[Result]:
-        some, others, most = self._patterns(groups)
+    def _results(self, groups: Sequence[ChannelGroup], branches: Sequence[Branch]) -> Iterator[Result]:
+        first, second = self._halves(branches)
+        some, others, most = self._patterns(groups, first)
         train = () if self._train_input is None else (self._train_input,)
-        yield from self._compared(some, [Run(self.example_input)])
-        yield from self._compared(others, [Run(inputs, training=True, gradients=True) for inputs in train])
-        runs = [Run(self._eval_input), *(Run(inputs, training=True, random_value=0.75) for inputs in train)]
-        yield from self._compared(most, runs)
+        yield from self._compared(some, first, [Run(self.example_input)])
+        runs = [Run(inputs, training=True, gradients=True) for inputs in train]
+        yield from self._compared(others, second, runs or [Run(self._eval_input)])
+        trained = [Run(inputs, training=True, gradients=bool(branches), random_value=0.75) for inputs in train]
+        yield from self._compared(most, (), [Run(self._eval_input), *trained])
+        yield from self._compared({}, branches, [Run(self.example_input)])
 
-    def _patterns(self, groups: Sequence[ChannelGroup]) -> tuple[dict[str, Tensor], ...]:
+    def _halves(self, branches: Sequence[Branch]) -> tuple[list[Branch], list[Branch]]:
+        """A random half of the branches, and the other half."""
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        order = torch.randperm(len(branches), generator=generator, device="cpu").tolist()
+        half = (len(branches) + 1) // 2
+        return [branches[n] for n in sorted(order[:half])], [branches[n] for n in sorted(order[half:])]
+
+    def _patterns(self, groups: Sequence[ChannelGroup], removed: Sequence[Branch]) -> tuple[dict[str, Tensor], ...]:
         """Three sets of units to remove: a random part of each group, the other units, and all but the minimum width.
 
-        The first and the last together contain every unit.
+        The first and the last together contain every unit; the second and the last for groups of branches that are
+        removed with the first.
         """
         generator = torch.Generator("cpu").manual_seed(self.seed)
+        gone = {name for branch in removed for name in branch.groups}
         some, others, most = {}, {}, {}
         for group in groups:
             order = torch.randperm(group.width, generator=generator, device="cpu")
             count = int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator, device="cpu").item()))
-            count = min(max(count, 1), group.width - group.min_width)
+            least = group.min_width
+            count = min(max(count, 1), group.width - least)
             some[group.name] = order[:count]
-            others[group.name] = order[count:][: group.width - group.min_width]
-            most[group.name] = order[group.min_width :]
+            others[group.name] = order[max(count, least) :]
+            most[group.name] = order[: group.width - least] if group.name in gone else order[least:]
         return some, others, most
 
-    def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[Run]) -> Iterator[Result]:
-        if not runs:
+    def _compared(
+        self, dead: Mapping[str, Tensor], branches: Sequence[Branch], runs: Sequence[Run]
+    ) -> Iterator[Result]:
+        if not dead and not branches:
             return
         masked = with_widths(self.network, self.graph, {})  # without state of an earlier run
         mask_channels_(masked, self.graph, dead)
+        mask_branches_(masked, self.graph, [branch.name for branch in branches])
         try:
             small, slices, factors = slim_and_slices(masked, self.graph)
         except torch.OutOfMemoryError as error:
@@ -270,8 +324,15 @@ class Check:
         return None
 
     def _why_not(self, inputs: Inputs, *, training: bool) -> str | None:
+        """Why the network does not run on an input. The smallest network, which is fast, is asked first."""
+        least = {group.name: group.min_width for group in self.graph.prunable}
+        if self._error_at(least, inputs, training=training) is None:
+            return None
+        return self._error_at({}, inputs, training=training)
+
+    def _error_at(self, widths: Mapping[str, int], inputs: Inputs, *, training: bool) -> str | None:
         try:
-            ran = run_without_randomness(with_widths(self.network, self.graph, {}), inputs, training=training)
+            ran = run_without_randomness(with_widths(self.network, self.graph, widths), inputs, training=training)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
@@ -313,7 +374,7 @@ def _differs(what: str, difference: float, allowed: float, mode: str) -> str:
 
 
 def _first_check(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> tuple[Check, Result]:
-    """The result for all groups, in the first precision in which the masked network runs.
+    """The result for all groups and branches, in the first precision in which the masked network runs.
 
     Some networks cannot run in float64, because their code names types or memory runs out. Some cannot run with random
     values in place of constants, such as sizes kept in a buffer.
@@ -323,14 +384,17 @@ def _first_check(model: nn.Module, graph: ChannelGraph, example_input: Inputs, s
     failure: tuple[Check, Result] | None = None
     why: CannotVerify | None = None
     for double in (False, True) if large and on_cpu else (True, False):
+        if double and failure is None:
+            _check_that_it_runs(model, graph, example_input)
         for randomized in (True, False):
-            tried = _tried(model, graph, example_input, seed, double=double, randomized=randomized)
+            with exact_arithmetic():
+                tried = _tried(model, graph, example_input, seed, double=double, randomized=randomized)
             if isinstance(tried, CannotVerify):
                 why = why or tried
             elif tried[1].passed or double:
                 return tried
             else:
-                failure = failure or tried
+                failure = tried
                 break  # confirm the failure in float64
     if failure is not None:
         return failure
@@ -347,35 +411,40 @@ def _tried(
         if randomized:
             randomize_constants_(network, torch.Generator("cpu").manual_seed(seed))
         check = Check(network, graph, inputs, seed)
-        return check, check(graph.prunable)
+        return check, check(graph.prunable, graph.branches)
     except CannotVerify as error:
         return error
     except (torch.OutOfMemoryError, TypeError, RuntimeError) as error:  # out of memory, or no float64 on this device
         return CannotVerify(first_line(error))
 
 
-def _failed(check: Check, groups: Sequence[ChannelGroup], result: Result) -> Iterator[tuple[str, str]]:
-    """(name, reason) of the groups that fail, found by bisection; of all groups if they fail only together."""
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_Named)
+
+
+def _failed(
+    compare: Callable[[Sequence[Item]], Result], items: Sequence[Item], result: Result, check: Check
+) -> Iterator[tuple[str, str]]:
+    """(name, reason) of the groups or branches that fail, found by bisection; of all if they fail only together."""
     reason = result.reason
-    assert reason is not None, "called for groups that failed"
-    if len(groups) == 1 or check.count > MAX_CHECKS:
-        yield from ((group.name, reason) for group in groups)
+    assert reason is not None, "called for items that failed"
+    if len(items) == 1 or check.count > MAX_CHECKS:
+        yield from ((item.name, reason) for item in items)
         return
-    halves = (groups[: len(groups) // 2], groups[len(groups) // 2 :])
     failed: dict[str, str] = {}
-    for half in halves:
-        part = check(half)
+    for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+        part = compare(half)
         if not part.passed:
-            failed.update(_failed(check, half, part))
-    if failed:
-        rest = [group for group in groups if group.name not in failed]
-        again = check(rest) if rest else Result()
-        if not again.passed:  # the others fail only together
-            assert again.reason is not None, "the comparison failed"
-            failed.update({group.name: again.reason for group in rest})
-        yield from failed.items()
-    else:
-        yield from ((group.name, reason) for group in groups)
+            failed.update(_failed(compare, half, part, check))
+    rest = [item for item in items if item.name not in failed]
+    again = compare(rest) if rest and failed else Result()
+    if not failed or not again.passed:  # the others fail only together
+        failed.update({item.name: again.reason or reason for item in rest})
+    yield from failed.items()
 
 
 def _check_that_it_runs(model: nn.Module, graph: ChannelGraph, example_input: Inputs) -> None:
@@ -395,8 +464,7 @@ def _check_that_it_runs(model: nn.Module, graph: ChannelGraph, example_input: In
         raise UntraceableModel(f"the network cannot run on the example input: {first_line(error)}") from error
 
 
-def _unverified(graph: ChannelGraph, why: str) -> ChannelGraph:
-    note = f"verification could not run because {why}"
+def _unverified(graph: ChannelGraph, note: str) -> ChannelGraph:
     warnings.warn(
         f"{note}. The channel groups come from the trace alone. Use verify=False to accept that without this warning.",
         EccWarning,
