@@ -2,7 +2,7 @@
 
     python3 benchmarks/energy_fit.py --out results/energy_fit.json --figures results/figures
 
-For each profile in profiles/: ten-fold cross-validated errors of the paper's bilinear model and of ours, at random
+For each profile in profiles/ and results/depth/ (with removed branches): ten-fold cross-validated errors of the paper's bilinear model and of ours, at random
 widths, at the dense network (in the fit, and held out) and near dense; noise of one measurement; learning curves. For
 MobileNet also the paper's Figures 2 and 3: the error over iterations of Adam, of the bilinear model and of perceptrons.
 """
@@ -30,7 +30,10 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=10_000)
     options = parser.parse_args()
     found: dict[str, FitAblation] = {}
-    for path in sorted((ROOT / "profiles").glob("*/*.profile.gz")):
+    for path in [
+        *sorted((ROOT / "profiles").glob("*/*.profile.gz")),
+        *sorted((ROOT / "results/depth").glob("*.profile.gz")),
+    ]:
         name = f"{path.parent.name}/{path.name.partition('.')[0]}"
         profile = Profile.load(path)
         found[name] = run_ablation(profile, iterations=options.iterations if "mobilenet" in name else 0)
@@ -40,7 +43,7 @@ def main() -> None:
             + ", ".join(f"{kind} {one.mean:.2%} (dense {one.dense_fitted:+.1%})" for kind, one in families.items()),
             flush=True,
         )
-        if options.figures:
+        if options.figures and path.is_relative_to(ROOT / "profiles"):
             title = path.name.partition(".")[0]
             draw_fit(replace(found[name], paper={}), title, options.figures, title)
     if options.figures:

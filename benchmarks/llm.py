@@ -1,10 +1,12 @@
 """Evidence for language models: perplexity of SmolLM2-135M against measured joules per token.
 
-    python3 benchmarks/llm.py --weights vendor/smollm2 --text wikitext2 --out llm.json --minutes 6
+    python3 benchmarks/llm.py --weights vendor/smollm2 --text vendor/wikitext2 --out llm.json --minutes 7.5
 
 Calibrates and heals on WikiText-2 valid, chooses on its last tenth, and reports perplexity on test. Every method gets the
 same calibration batches, the same budget on the same meter (closed loop, 98 to 100 %), and the same batches for healing.
-The result is written after every cell; cells of an earlier `--out` file are kept, so the same command continues.
+The seed draws the sequences for calibration and the order of those for healing. The most important cells come first, and
+the result is written after every one; cells of the `--earlier` file, or of `--out`, are kept, so the same command
+continues. Budgets are shares of the dense energy that the same call has measured.
 """
 
 from __future__ import annotations
@@ -33,9 +35,17 @@ from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import PruningContext
 from ecc.methods.budget_controller import BudgetController
 from ecc.methods.cost_evaluator import MeasuredCost
-from ecc.methods.one_shot import Move, OneShot, OneShotSettings
+from ecc.methods.one_shot import OneShot, OneShotSettings, Round
 from ecc.methods.registry import find_method
-from ecc.settings import PROFILE_SETTINGS, CompressSettings, Cosine, DistillSettings, MeasureSettings, TrainSettings
+from ecc.settings import (
+    PROFILE_SETTINGS,
+    CompressSettings,
+    Cosine,
+    Design,
+    DistillSettings,
+    MeasureSettings,
+    TrainSettings,
+)
 from ecc.task import Task, TokenWorkload
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, Teacher, train
@@ -113,7 +123,7 @@ class Bench:
         """A quick and a careful profiler of a workload; the counter is probed once."""
         device = device_of(self.model)
         settings: MeasureSettings = replace(PROFILE_SETTINGS, precision="bf16" if device.type == "cuda" else "fp32")
-        kinds = ((2, 3, 0.01), (3, 8, 0.005))
+        kinds = ((2, 3, 0.01), (2, 6, 0.006))  # windows, and their confidence interval
         model, inputs = workload_model(self.model, workload), workload_input(self.model, workload)
         quick, careful = (
             DeviceProfiler(
@@ -128,6 +138,14 @@ class Bench:
         )
         careful.prepare(quick.prepare())
         return quick, careful
+
+    def runner(self, name: str) -> dict[str, Any]:
+        """How the networks of a workload are run."""
+        if name not in self.profilers:
+            return {}
+        header = self.profilers[name][0].header(Design(kind="uniform", samples=1))
+        assert header.settings is not None
+        return {"runner": header.settings.runner, "precision": header.settings.precision, "why": header.runner_reason}
 
     def measure(
         self, name: str, widths: Mapping[str, int], *, careful: bool = False
@@ -172,19 +190,29 @@ class Setup:
     graph: ChannelGraph
     bench: Bench
     costs: dict[str, BlockCost]
-    task: Task
-    heal_task: Task
+    learn: Tensor
+    """Sequences for calibration and healing."""
     held_out: LogLikelihood
     test: LogLikelihood
     teacher: Teacher
+    batch: int
     heal_steps: int
     heal_lr: float
     device: torch.device
-    paths: dict[str, list[Move]]
+    paths: dict[str, list[Round]]
+
+    def stream(self, batch: int, seed: int) -> BatchStream:
+        """Batches of the text in an order that the seed draws."""
+        order = torch.randperm(len(self.learn), generator=torch.Generator().manual_seed(seed))
+        batches = TokenBatches(self.learn[order], batch)
+        task = Task(
+            name="smollm2", model=self.model, example_input={"input_ids": self.learn[:1]}, train_batches=batches
+        )
+        return BatchStream(task, device=self.device, seed=seed)
 
 
-def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: int) -> dict[str, Any]:
-    """Prune with one method to one budget, measure and evaluate; then heal and evaluate again."""
+def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: int, *, heals: bool) -> dict[str, Any]:
+    """Prune with one method to one budget, measure and evaluate; then heal, if wanted, and evaluate again."""
     started = time.monotonic()
     model = copy.deepcopy(setup.model)
     cost = setup.costs[resource]
@@ -198,7 +226,7 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
         targets=[limit],
         settings=CompressSettings(prune_steps=0, finetune_steps=0, min_width_ratio=0.0),
         width_multiple=1,
-        stream=BatchStream(setup.task, device=setup.device, seed=seed),
+        stream=setup.stream(4, seed),
         teacher=None,
         held_out=lambda model: score(model, setup.held_out, setup.device),
         train=_no_training,
@@ -238,7 +266,7 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
         found[f"{name}_joules_per_token"] = joules / workload.tokens
         found[f"{name}_of_dense"] = joules / setup.costs[name].dense_profiled
     found["seconds_pruning"] = time.monotonic() - started
-    if setup.heal_steps:
+    if heals and setup.heal_steps:
         heal(small, setup, seed)
         found["healed_perplexity"] = perplexity(small, setup.test, setup.device)
         found["heal_steps"] = setup.heal_steps
@@ -248,12 +276,14 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
 
 def heal(model: nn.Module, setup: Setup, seed: int) -> None:
     """Distillation against the dense model; the same batches for every method."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=setup.heal_lr, betas=(0.9, 0.95), weight_decay=0.01)
     half = setup.device.type == "cuda"
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=setup.heal_lr, betas=(0.9, 0.95), weight_decay=0.01, fused=half
+    )
     train(
         model,
         optimizer,
-        BatchStream(setup.heal_task, device=setup.device, seed=seed),
+        setup.stream(setup.batch, seed),
         steps=setup.heal_steps,
         loss=None,
         settings=TrainSettings(precision="bf16" if half else "fp32", clip_norm=1.0, log_every=1000, seed=seed),
@@ -286,16 +316,17 @@ def cells(main: float, shares: Sequence[float], seeds: Sequence[int]) -> list[tu
     first = [("one_shot", "decode", main, 0)]
     first += [(name, "decode", main, 0) for name in BASELINES]
     first += [("one_shot", "decode", share, 0) for share in shares]
-    first += [("one_shot", "prefill", share, 0) for share in (main, *shares)]
+    first += [("one_shot", "prefill", main, 0)]
     first += [(name, "prefill", main, 0) for name in BASELINES]
+    first += [("one_shot", "prefill", share, 0) for share in shares]
     first += [(name, "decode", share, 0) for share in shares for name in BASELINES]
-    first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
     first += [(name, "decode", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
+    first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
     return list(dict.fromkeys(first))
 
 
-def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
-    """Model, text, graph and costs; and the results of the dense model."""
+def prepare(options: argparse.Namespace) -> Setup:
+    """Model, text, graph and meter."""
     device = torch.device(options.device)
     folder, length = options.weights, options.length
     model: Any = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
@@ -303,7 +334,6 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
     valid = token_sequences(tokenizer, [options.text / "valid.txt"], length)[: options.sequences]
     test = token_sequences(tokenizer, [options.text / "test.txt"], length)[: options.sequences]
     kept = max(2, len(valid) // 10)
-    learn, held_out = valid[:-kept], valid[-kept:][: options.held_out]
     graph_file = options.graph or folder / "graph.json"
     try:
         graph = ChannelGraph.load(graph_file)
@@ -323,42 +353,36 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
         TokenWorkload(name="decode", batch=options.decode_batch, length=options.cache),
         TokenWorkload(name="prefill", batch=options.prefill_batch, length=options.cache),
     ]
-    bench = Bench(model, graph, find_meter(options.meter), workloads)
-    evaluate = LogLikelihood(test, options.batch)
-    example = {"input_ids": valid[:1]}
-    dense = {
-        "perplexity": perplexity(model, evaluate, device),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
-    costs = {name: bench.fit(name) for name in bench.workloads}
-    for name, cost in costs.items():
-        seconds = bench.measure(name, {})[1]
-        tokens = bench.workloads[name].tokens
-        dense[name] = {
-            "joules_per_token": cost.dense_profiled / tokens,
-            "seconds_per_run": seconds,
-            "batch": bench.workloads[name].batch,
-            "length": bench.workloads[name].length,
-            "savings": {kind: list(zip(*points, strict=True)) for kind, points in cost.savings.items()},
-        }
-    setup = Setup(
+    return Setup(
         model=model,
         graph=graph,
-        bench=bench,
-        costs=costs,
-        task=Task(name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, 4)),
-        heal_task=Task(
-            name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, options.batch)
-        ),
-        held_out=LogLikelihood(held_out, options.batch),
-        test=evaluate,
+        bench=Bench(model, graph, find_meter(options.meter), workloads),
+        costs={},
+        learn=valid[:-kept],
+        held_out=LogLikelihood(valid[-kept:][: options.held_out], options.batch),
+        test=LogLikelihood(test, options.batch),
         teacher=Teacher(model, DistillSettings(weight=options.kd_weight, temperature=1.0)),
+        batch=options.batch,
         heal_steps=options.heal_steps,
         heal_lr=options.heal_lr,
         device=device,
         paths={},
     )
-    return setup, dense
+
+
+def fit_costs(setup: Setup, resource: str) -> dict[str, Any]:
+    """Measure the networks that the cost of a workload is fitted to; the dense results."""
+    bench, cost = setup.bench, setup.bench.fit(resource)
+    setup.costs[resource] = cost
+    workload = bench.workloads[resource]
+    return {
+        "joules_per_token": cost.dense_profiled / workload.tokens,
+        "seconds_per_run": bench.measure(resource, {})[1],
+        "batch": workload.batch,
+        "length": workload.length,
+        "savings": {kind: list(zip(*points, strict=True)) for kind, points in cost.savings.items()},
+        **bench.runner(resource),
+    }
 
 
 def parse() -> argparse.Namespace:
@@ -369,8 +393,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--text", type=Path, required=True, help="Folder with valid.txt and test.txt.")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--earlier", type=Path, help="Result to continue; by default what --out contains.")
     parser.add_argument("--graph", type=Path, help="Channel graph; traced and saved with the weights if missing.")
-    parser.add_argument("--minutes", type=float, default=6.0, help="No cell starts that would not fit.")
+    parser.add_argument("--minutes", type=float, default=7.5, help="No cell starts that would not fit.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--length", type=int, default=1024, help="Tokens per sequence of the text.")
@@ -381,6 +406,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefill-batch", type=int, default=8)
     parser.add_argument("--cache", type=int, default=1024, help="Tokens in the cache, and of a prompt.")
     parser.add_argument("--heal-steps", type=int, default=150)
+    parser.add_argument("--heal-all", action="store_true", help="Heal baselines at every share, not only the first.")
     parser.add_argument("--heal-lr", type=float, default=3e-4)
     parser.add_argument("--kd-weight", type=float, default=0.5)
     parser.add_argument("--main", type=float, default=0.8, help="Share of the dense energy that comes first.")
@@ -395,18 +421,40 @@ def main() -> None:
     """Run cells until the time is over."""
     options, started = parse(), time.monotonic()
     torch.manual_seed(0)
-    earlier = json.loads(options.out.read_text())["cells"] if options.out.is_file() else []
-    setup, dense = prepare(options)
-    settings = {key: value for key, value in vars(options).items() if key not in ("weights", "text", "out", "graph")}
+    torch.set_float32_matmul_precision("high")  # statistics and refits; the score and the measurements are bfloat16
+
+    def tell(text: str) -> None:
+        print(f"{time.monotonic() - started:5.0f} s", text, flush=True)
+
+    source = options.earlier or options.out
+    earlier = json.loads(source.read_text())["cells"] if source.is_file() else []
+    setup = prepare(options)
+    tell("model, text and meter")
+    paths = ("weights", "text", "out", "graph", "earlier")
+    settings = {key: value for key, value in vars(options).items() if key not in paths}
     info = setup.bench.meter.describe()
+    dense: dict[str, Any] = {
+        "perplexity": perplexity(setup.model, setup.test, setup.device),
+        "parameters": sum(p.numel() for p in setup.model.parameters()),
+        "test_tokens": setup.test.sequences.numel(),
+        "heal_tokens": options.heal_steps * options.batch * options.length,
+    }
     record: dict[str, Any] = {
         **machine(device=info.device, meter=info.name, label=info.label, settings=settings),
         "dense": dense,
-        "seconds_setup": time.monotonic() - started,
         "cells": earlier,
     }
     write_record(record, options.out)
-    print(f"setup {record['seconds_setup']:.0f} s, dense perplexity {dense['perplexity']:.2f}", flush=True)
+    tell(f"dense perplexity {dense['perplexity']:.3f}")
+    for name in setup.bench.workloads:
+        dense[name] = fit_costs(setup, name)
+        write_record(record, options.out)
+        savings = {
+            kind: [f"{width:g}: {1e3 * saved:.4g}" for width, saved in points]
+            for kind, points in dense[name]["savings"].items()
+        }
+        tell(f"{name} {1e3 * dense[name]['joules_per_token']:.4g} mJ/token, a block saves (mJ) {savings}")
+    record["seconds_setup"] = time.monotonic() - started
     shares = [float(one) for one in options.shares.split(",") if one]
     seeds = [int(one) for one in options.seeds.split(",") if one]
     known = {(one["method"], one["resource"], one["share"], one["seed"]) for one in earlier}
@@ -416,22 +464,33 @@ def main() -> None:
         if cell in known or not wanted:
             continue
         if time.monotonic() - started + longest > 60 * options.minutes:
-            print("out of time", flush=True)
+            tell("out of time")
             break
         begun = time.monotonic()
+        method, resource, share, seed = cell
         try:
-            found = run_cell(setup, *cell)
+            heals = options.heal_all or method == "one_shot" or share == options.main
+            found = run_cell(setup, *cell, heals=heals)
         except (EccError, RuntimeError) as error:
-            method, resource, share, seed = cell
             found = {"method": method, "resource": resource, "share": share, "seed": seed, "error": str(error)[:500]}
         longest = max(0.8 * longest, time.monotonic() - begun)
         record["cells"].append(found)
         write_record(record, options.out)
-        shown = ("perplexity", "healed_perplexity", "of_budget", "decode_of_dense", "prefill_of_dense", "error")
+        shown = (
+            "perplexity",
+            "healed_perplexity",
+            "of_budget",
+            "decode_of_dense",
+            "prefill_of_dense",
+            "error",
+            "cost_checks",
+            "seconds_pruning",
+            "seconds",
+        )
         values = {
             key: round(found[key], 3) if isinstance(found[key], float) else found[key] for key in shown if key in found
         }
-        print(f"{time.monotonic() - started:5.0f} s", *cell, values, flush=True)
+        tell(f"{method} {resource} {share} {seed} {values}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+LEAST_ENERGY_GOAL = 0.15
+"""Least energy of a network without its residual branches, as a fraction of the dense one."""
 CLEARLY = 1.03  # relative energy that is clearly above the noise of short measurements
 WINDOWS = {"ours": "aligned window", "nvidia-smi child": "nvidia-smi polling"}
-KINDS = ("torchvision classification", "torchvision segmentation", "timm", "all")
 
 
 def load(name: str) -> dict[str, Any]:
@@ -34,38 +35,54 @@ def origin_of(name: str, found: dict[str, Any]) -> str:
 
 
 def coverage() -> str:
-    totals = load("trace_coverage.json")["totals"]
-    rows = load("trace_coverage.json")["rows"]
+    """Results of both tools by kind of network."""
+    data = load("trace_coverage.json")
+    totals, rows = data["totals"], data["rows"]
+    kinds = list(totals)
     statuses = sorted({s for t in totals.values() for tool in ("ecc", "torch_pruning") for s in t[tool]})
-    lines = [["networks", *[str(totals[k]["networks"]) for k in KINDS]]]
+    lines = [["networks", *[str(totals[k]["networks"]) for k in kinds]]]
     for tool, title in (("ecc", "ECC"), ("torch_pruning", "Torch-Pruning")):
         for status in statuses:
-            counts = [totals[k][tool].get(status, 0) for k in KINDS]
+            counts = [totals[k][tool].get(status, 0) for k in kinds]
             if any(counts):
                 lines += [[f"{title}: {status}", *map(str, counts)]]
+        lines.append([f"{title}: median seconds to trace", *_row(totals, ("median_trace_seconds", tool), ".2f")])
         lines.append(
-            [f"{title}: median seconds to trace", *[f"{totals[k]['median_trace_seconds'][tool]:.2f}" for k in KINDS]]
+            [f"{title}: median share of parameters removed", *_row(totals, ("median_removed_share", tool), ".0%")]
         )
-    lines.append(
-        ["trace time, Torch-Pruning / ECC, median", *[f"{totals[k]['median_trace_ratio']:.2f}" for k in KINDS]]
-    )
-    lines.append(["prune time, pruner step / ECC, median", *[f"{totals[k]['median_cut_ratio']:.1f}" for k in KINDS]])
-    lines.append(
-        ["prune time, removal alone / ECC, median", *[f"{totals[k]['median_removal_ratio']:.1f}" for k in KINDS]]
-    )
+    for key, title, form in (
+        ("median_trace_ratio", "trace time, Torch-Pruning / ECC, median", ".2f"),
+        ("median_cut_ratio", "prune time, pruner step / ECC, median", ".1f"),
+        ("median_removal_ratio", "prune time, removal alone / ECC, median", ".1f"),
+    ):
+        lines.append([title, *_row(totals, (key,), form)])
     missed = [row for row in rows if row["ecc"]["status"] != "exact"]
-    slow = sorted(rows, key=lambda row: -row["ecc"]["trace_seconds"])[:5]
+    traced = [row for row in rows if row["ecc"].get("trace_seconds") is not None]
+    slow = sorted(traced, key=lambda row: -row["ecc"]["trace_seconds"])[:5]
+    left = data["environment"].get("not_measured", [])
     return "\n".join(
         [
-            table(["", *KINDS], lines),
+            table(["", *kinds], [line for line in lines if any(line[1:])]),
             "",
             "Not exact with ECC: "
-            + "; ".join(f"{row['name']}: {row['ecc']['status']}" for row in missed)
+            + ("; ".join(f"{row['name']}: {row['ecc']['status']}" for row in missed) or "none")
             + ". Slowest to trace: "
             + ", ".join(f"{row['name']} {row['ecc']['trace_seconds']:.1f} s" for row in slow)
-            + ".",
+            + "."
+            + (f" Not measured, because the time was used up: {', '.join(left)}." if left else ""),
         ]
     )
+
+
+def _row(totals: dict[str, Any], keys: tuple[str, ...], form: str) -> list[str]:
+    """One value of each kind of network; empty where it is not known."""
+    cells = []
+    for kind in totals.values():
+        value: Any = kind
+        for key in keys:
+            value = (value or {}).get(key)
+        cells.append("" if value is None else format(value, form))
+    return cells
 
 
 def failures() -> str:
@@ -148,14 +165,30 @@ def floors() -> str:
     lines, dearer = [], []
     for row in found:
         name = f"{row['network']}, batch {row['batch']}, {row['way']}"
-        shares = {cut: row["joules"][cut] / row["joules"]["dense"] for cut in cuts}
+        shares = {cut: row["joules"][cut] / row["joules"]["dense"] for cut in cuts if cut in row["joules"]}
         dearer += [share for share in shares.values() if share > CLEARLY]
-        lines.append([name, f"{row['joules']['dense']:.4g}", *[f"{share:.1%}" for share in shares.values()]])
+        cells = [f"{shares[cut]:.1%}" if cut in shares else "" for cut in cuts]
+        lines.append([name, f"{row['joules']['dense']:.4g}", *cells])
     return (
         table(["network", "dense, J per batch", *cuts], lines)
-        + f"\n\n{len(dearer)} of these {len(lines) * len(cuts)} pruned networks need more than {CLEARLY:.0%} of the energy "
-        + f"of the dense network, up to {max(dearer):.1f} times as much."
+        + f"\n\n{len(dearer)} of these pruned networks need more than {CLEARLY:.0%} of the energy of the dense network, "
+        + f"up to {max(dearer):.1f} times as much.\n{_least_energy(found)}"
     )
+
+
+def _least_energy(rows: list[dict[str, Any]]) -> str:
+    """The least energy with and without removed branches, and the goal for the latter."""
+    found = []
+    for network in dict.fromkeys(row["network"] for row in rows if row["branches"]):
+        joules = [row["joules"] for row in rows if row["network"] == network]
+        widths = [min(one[cut] for cut in one if "branches" not in cut) / one["dense"] for one in joules]
+        depth = [min(one.values()) / one["dense"] for one in joules]
+        met = "met" if max(depth) <= LEAST_ENERGY_GOAL else "missed"
+        found.append(
+            f"{network}: {min(widths):.1%} to {max(widths):.1%} with widths alone, {min(depth):.1%} to {max(depth):.1%} with "
+            f"removed branches ({met})"
+        )
+    return f"Least energy, goal at most {LEAST_ENERGY_GOAL:.0%} of dense: {'; '.join(found)}.\n"
 
 
 def windows() -> str:

@@ -1,4 +1,4 @@
-"""The section on inference runners and precision in RESULTS.md, from results/runners.json and results/precision.json."""
+"""The sections on inference runners, precision and analytic platforms in RESULTS.md."""
 
 from __future__ import annotations
 
@@ -9,12 +9,80 @@ from result_tables import ROOT, load, origin, table
 
 def runner_section() -> str:
     """The section; empty parts are left out while their file does not exist."""
-    parts = []
-    if (ROOT / "results" / "runners.json").is_file():
-        parts.append(_runners(load("runners.json")))
-    if (ROOT / "results" / "precision.json").is_file():
-        parts.append(_precision(load("precision.json")))
-    return "".join(parts)
+    sections = {
+        "runners.json": _runners, "cpu_latency.json": _cpu_latency, "precision.json": _precision,
+        "platform_error.json": _platform,
+    }  # fmt: skip
+    return "".join(make(load(name)) for name, make in sections.items() if (ROOT / "results" / name).is_file())
+
+
+ERROR_GOAL, BUDGET_BAND = (
+    0.05,
+    (0.98, 1.0),
+)  # of the latency model, and of the fresh measurement as a share of the budget
+
+
+def _cpu_latency(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["runner"].partition(":")[0],
+            row["clock"],
+            f"{row['noise']:.1%}" if "noise" in row else "-",
+            f"{row['noise_in_turns']:.1%}" if "noise" in row else "-",
+            f"{row['errors']['mean']:.1%}" if row.get("errors") else "-",
+            f"{row['errors']['near_dense']:.1%}" if row.get("errors") and row["errors"]["near_dense"] else "-",
+            "{median:.1%} ({0:.1%} to {1:.1%})".format(*row["fresh"]["interval"], **row["fresh"])
+            if "fresh" in row
+            else row.get("problem", "-"),
+        ]
+        for row in found["rows"]
+    ]
+    goal = [row for row in found["rows"] if row["clock"] == "cputime"]
+    errors = sum(bool(row.get("errors")) and row["errors"]["mean"] <= ERROR_GOAL for row in goal)
+    low, high = BUDGET_BAND
+    met = sum(
+        "fresh" in row and row["fresh"]["interval"][0] <= high and row["fresh"]["interval"][1] >= low for row in goal
+    )
+    share = found["rows"][0]["budget"]
+    return f"""## Latency budgets on a CPU
+
+Profile, fit and compression to {share:.0%} of the latency of the dense network ({found["network"]}, batch {found["batch"]}, one thread) on a
+machine that other programs use. Noise is that of the dense network, measured again and again: alone, and in turns with another
+copy of it, as profiles with clocks do. The result is loaded anew and measured in turns with the dense network; its share of the budget is a
+median with its 95 % confidence interval.
+
+{table(["runner", "clock", "noise", "noise in turns", "model error", "near dense", "fresh, of the budget"], rows)}
+
+Goals, with the clock `cputime`: error of the latency model at most {ERROR_GOAL:.0%}, met with {errors} of {len(goal)} runners; fresh measurement within
+{low:.0%} to {high:.0%} of the budget within its interval, met with {met} of {len(goal)}.
+
+{origin("cpu_latency.json")}
+
+"""
+
+
+def _platform(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            f"{found[name]['measured']:.3g}",
+            f"{found[name]['computed']:.3g}",
+            f"{found[name]['ratio']:.2f}",
+            f"{found[name]['relative_mean']:.0%}",
+            f"{found[name]['relative_p90']:.0%}",
+        ]
+        for name in ("joules", "seconds")
+    ]
+    return f"""## Error of an analytic platform
+
+`platform:{found["platform"]}` against ResNet-56 (fp32, CUDA graphs, batch {found["batch"]}) measured on an {found["device"]}, which has the same chip: the dense
+network, and {found["joules"]["samples"]} narrower networks relative to the dense one. Nothing measured exists for the other platforms of current devices.
+
+{table(["", "measured", "computed", "ratio", "relative error", "p90"], rows)}
+
+{origin("platform_error.json")}
+
+"""
 
 
 def _runners(found: dict[str, Any]) -> str:
@@ -24,8 +92,8 @@ def _runners(found: dict[str, Any]) -> str:
             row["runner"],
             row["network"],
             str(row["samples"]),
-            "" if row["seconds_per_sample"] is None else f"{row['seconds_per_sample']:.2f}",
-            "-" if not row.get("errors") else f"{row['errors']['mean']:.1%}",
+            "-" if row.get("seconds_per_sample") is None else f"{row['seconds_per_sample']:.2f}",
+            row.get("problem", "-") if not row.get("errors") else f"{row['errors']['mean']:.1%}",
             "-" if not row.get("errors") else f"{row['errors']['p90']:.1%}",
         ]
         for row in found["models"]
@@ -40,6 +108,7 @@ def _runners(found: dict[str, Any]) -> str:
             f"{row['saving']:.0%}",
         ]
         for row in found["searches"]
+        if "search" in row
     ]
     return f"""## Inference runners
 

@@ -3,10 +3,12 @@
     python3 benchmarks/runners.py --out results/runners.json                       # a GPU, about four minutes
     python3 benchmarks/runners.py --out r.json --meter cputime --device cpu --small   # to try it on a CPU
 
-Part 1 profiles a small residual network (for compile, a smaller one) with each runner and reports the cross-validated error of its energy model. Part 2
-calls `choose_runner`, as `--runner auto` does, on the networks of the zoo and ViT-Tiny. torch.compile takes long to
-compile every width, so it gets fewer samples, and in part 2 only the precision and format of the winner on one network. A
-part that would exceed `--seconds` is left out and recorded so. The file is written after each part.
+A model is the profile of a network with one runner, and the cross-validated error of its energy model. A search is
+`choose_runner`, as `--runner auto` calls it, on a network of the zoo or ViT-Tiny. torch.compile compiles every width anew, which takes
+seconds, so it comes last, with a network of fewer layers, and is searched on one network only.
+
+The file is written after each part. A part that fails is recorded with its reason, and a part for which `--seconds` leaves no time
+is listed under "skipped".
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ from ecc.errors import EccError
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Meter, Progress, close_meter, find_meter, profile
 from ecc.measure.profile import Profile
-from ecc.measure.runner_search import RunnerSearch, choose_runner
+from ecc.measure.runner_search import choose_runner
 from ecc.measure.runners import available_runners
 from ecc.options import flat_values, settings_from
 from ecc.records import to_builtins
 from ecc.settings import MeasureSettings
 from ecc.zoo import find_task, resnet20
+from ecc.zoo.digits import DigitsNet
 
-NETWORKS = (("alexnet", 128), ("mobilenet_v1", 64), ("resnet56", 128), ("erfnet", 4), ("vit_tiny", 64))
+NETWORKS = (("alexnet", 128), ("vit_tiny", 64), ("resnet56", 512), ("mobilenet_v1", 64), ("erfnet", 4))
+
+COMPILE_SECONDS = 70.0
+"""Kept for the model of torch.compile, where it is available."""
 
 MIN_SAMPLES = 20
 """Below this a fit cannot be cross-validated."""
@@ -60,39 +66,52 @@ def device_name(device: str) -> str:
 
 
 def settings_for(**choices: Any) -> MeasureSettings:
-    return settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), "autotune": False, **choices})
+    return settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **choices})
 
 
-def profile_runner(spec: str, meter: Meter, device: str, samples: int, seconds: float, batch: int) -> dict[str, Any]:
-    """Cross-validated error of the energy (or latency) model of one runner."""
+def profiled_network(spec: str, is_small: bool) -> tuple[str, nn.Module, torch.Tensor]:
+    """Name, network and batch for a runner. Every width is compiled anew, so `compile` gets fewer layers."""
     torch.manual_seed(0)
-    is_slow = spec.startswith("compile")  # every width is compiled anew, so the network is smaller
-    model, example = build("digits", batch) if is_slow else (resnet20().eval(), torch.randn(batch, 3, 32, 32))
+    if not spec.startswith("compile"):
+        return "resnet20", resnet20().eval(), torch.randn(8 if is_small else 512, 3, 32, 32)
+    if is_small:
+        return "digits", DigitsNet().eval(), torch.randn(8, 1, 8, 8)
+    return "digits, 4 times as wide", DigitsNet((64, 128, 192)).eval(), torch.randn(512, 1, 32, 32)
+
+
+def profile_runner(
+    spec: str, meter: Meter, device: str, samples: int, seconds: float, is_small: bool
+) -> dict[str, Any]:
+    """Cross-validated error of the energy (or latency) model of one runner, or the reason why there is none."""
+    name, model, example = profiled_network(spec, is_small)
     graph = trace_channels(model, example, verify=False)
+    found: dict[str, Any] = {"runner": spec, "network": name, "batch": len(example), "samples": 0}
     started = time.monotonic()
 
     def stop(step: Progress) -> None:
         late = time.monotonic() - started
-        if step.done and late > seconds and (step.done >= MIN_SAMPLES or late > 1.6 * seconds):
+        if step.done and late > seconds and (step.done >= MIN_SAMPLES or late > 1.4 * seconds):
             raise TimeIsUp
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.profile"
-        with suppress(TimeIsUp):
-            profile(
-                model, graph, example, meter, path, samples=samples, width_multiple=4, progress=stop, device=device,
-                settings=settings_for(runner=spec, precision="fp32"),
-            )  # fmt: skip
+        try:
+            with suppress(TimeIsUp):
+                profile(
+                    model, graph, example, meter, path, samples=samples, width_multiple=4, progress=stop,
+                    device=device, settings=settings_for(runner=spec, precision="fp32", autotune=False),
+                )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - the other runners go on, and the samples so far are fitted
+            found["problem"] = f"{type(error).__name__}: {str(error)[:300]}"
+        if not path.is_file():
+            return found
         made = Profile.load(path)
     resource = "energy" if made.header.meter.has_energy else "latency"
-    found: dict[str, Any] = {
-        "runner": spec,
-        "network": "digits" if is_slow else "resnet20",
-        "batch": batch,
+    found |= {
         "resource": resource,
         "samples": len(made.design_samples),
         "seconds_per_sample": made.seconds_per_sample,
-        "dense": made.references[0].joules,
+        "dense": made.references[0].joules if made.references else None,
         "reference_cv": None if made.drift is None else made.drift.cv,
         "versions": made.header.environment,
     }
@@ -100,31 +119,24 @@ def profile_runner(spec: str, meter: Meter, device: str, samples: int, seconds: 
         errors = fit(made, resource=resource, allow_drift=True).errors
         found["errors"] = None if errors is None else to_builtins(errors)
     except EccError as error:
-        found["problem"] = str(error)
+        found.setdefault("problem", str(error))
     return found
 
 
-def search_network(
-    name: str, batch: int, meter: Meter, device: str, runners: list[str], with_compile: bool
-) -> dict[str, Any]:
-    """The table of `--runner auto` for one network."""
-    model, example = build(name, batch)
-    model = model.to(device)
-    settings = settings_for()
-    _, search = choose_runner(model, example, meter, settings, device=device, runners=runners)
-    found: dict[str, Any] = {"network": name, "batch": batch, "search": to_builtins(search)}
-    if with_compile:
-        best = search.best
-        _, compiled = choose_runner(
-            model, example, meter, settings, device=device, runners=["compile"], precisions=[best.precision]
-        )
-        found["compile"] = to_builtins(compiled)
-    saving = search.saving(search.best)
-    found["best"] = search.best.name
-    found["saving"] = saving
-    print(f"{name} b{batch}: {search.best.name}, saves {saving:.1%}\n{search.table()}", flush=True)
-    assert isinstance(search, RunnerSearch)
-    return found
+def search_network(name: str, batch: int, meter: Meter, device: str, **choices: Any) -> dict[str, Any]:
+    """The table of `--runner auto` for one network, or the reason why there is none."""
+    found: dict[str, Any] = {"network": name, "batch": batch}
+    started = time.monotonic()
+    try:
+        torch.manual_seed(0)
+        model, example = build(name, batch)
+        _, search = choose_runner(model.to(device), example.to(device), meter, settings_for(), device=device, **choices)
+        found |= {"search": to_builtins(search), "best": search.best.name, "saving": search.saving(search.best)}
+        print(f"{name} b{batch}: {search.best.name}, saves {found['saving']:.1%}\n{search.table()}", flush=True)
+    except Exception as error:  # noqa: BLE001 - the other networks go on
+        found["problem"] = f"{type(error).__name__}: {str(error)[:300]}"
+        print(name, found["problem"], flush=True)
+    return {**found, "seconds": round(time.monotonic() - started, 1)}
 
 
 def main() -> None:
@@ -138,48 +150,55 @@ def main() -> None:
     started, meter = time.monotonic(), find_meter(options.meter, device_type=options.device)
     assert isinstance(meter, Meter), "a platform runs nothing"
     available = available_runners(options.device)
+    models: list[dict[str, Any]] = []
+    searches: list[dict[str, Any]] = []
+    skipped: list[str] = []
     record: dict[str, Any] = {
         "what": "energy models and costs by inference runner",
         "environment": machine(device=device_name(options.device)),
         "meter": to_builtins(meter.describe()),
         "available": available,
-        "models": [],
-        "searches": [],
-        "skipped": [],
+        "models": models,
+        "searches": searches,
+        "skipped": skipped,
     }
     usable = [spec for spec, problem in available.items() if not problem]
-    batch = 8 if options.small else 512
+    fast = [spec for spec in usable if spec != "compile"]
+    kept = COMPILE_SECONDS if "compile" in usable and not options.small else 0.0
+    networks = [("resnet56", 2)] if options.small else NETWORKS
 
     def left() -> float:
         return float(options.seconds) - (time.monotonic() - started)
 
-    networks = NETWORKS[2:3] if options.small else NETWORKS
+    def add_model(spec: str, samples: int, seconds: float) -> None:
+        models.append(profile_runner(spec, meter, options.device, samples, seconds, options.small))
+        print({key: value for key, value in models[-1].items() if key != "versions"}, flush=True)
+        write_record(record, options.out)
+
+    def add_search(name: str, batch: int, **choices: Any) -> None:
+        searches.append(search_network(name, batch, meter, options.device, **choices))
+        write_record(record, options.out)
+
     try:
-        for spec in usable:
-            is_slow = spec == "compile"
-            samples, limit = (22, 5.0) if options.small else (40, 45.0) if is_slow else (60, 28.0)
-            if spec.startswith("openvino") or left() < 20:
-                record["skipped"].append(f"model of {spec}: {left():.0f} s left")
+        for spec in fast:
+            add_model(spec, 22 if options.small else 45, 5.0 if options.small else 24.0)
+        needed = 15.0
+        for name, batch in networks:
+            if left() < needed + kept:
+                skipped.append(f"search of {name}: {left():.0f} s left")
                 continue
-            record["models"].append(profile_runner(spec, meter, options.device, samples, min(limit, left()), batch))
-            print({k: v for k, v in record["models"][-1].items() if k != "versions"}, flush=True)
-            write_record(record, options.out)
-        fast = [spec for spec in usable if spec != "compile"]
-        for number, (name, size) in enumerate(networks):
-            if left() < 25:
-                record["skipped"].append(f"search of {name}: {left():.0f} s left")
-                continue
-            with_compile = number == 0 and "compile" in usable and not options.small
-            try:
-                record["searches"].append(
-                    search_network(name, 2 if options.small else size, meter, options.device, fast, with_compile)
-                )
-            except (EccError, ImportError, RuntimeError) as error:
-                record["skipped"].append(f"search of {name}: {type(error).__name__}: {str(error)[:200]}")
-            write_record(record, options.out)
+            add_search(name, batch, runners=fast)
+            needed = max(needed, searches[-1]["seconds"])
+        if "compile" in usable:
+            add_model("compile", 22 if options.small else 30, 5.0 if options.small else max(20.0, (left() - 25) / 1.4))
+            best = searches[0].get("search", {}) if searches else {}
+            if left() > 15 and best and not options.small:
+                precision = best["candidates"][best["chosen"]]["precision"]
+                add_search(*networks[0], runners=["compile"], precisions=[precision])
     finally:
         close_meter(meter)
         write_record(record, options.out)
+    print(f"{time.monotonic() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

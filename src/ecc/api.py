@@ -12,7 +12,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,14 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ecc.budget import MEASURED_UNITS, Budget, budgets_of_workloads, measured_resources, parse_budgets
+from ecc.budget import (
+    MEASURED_UNITS,
+    Budget,
+    budgets_of_workloads,
+    measured_resources,
+    parse_budgets,
+    parse_several_budgets,
+)
 from ecc.constants import EXPORT_FORMATS
 from ecc.energy import EnergyModel
 from ecc.errors import BadTask, EccError, EccWarning
@@ -30,17 +37,19 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.measure.remote.client import InstalledSpec
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.base import can_remove_branches
+from ecc.methods.base import can_remove_branches, check_method
 from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
+from ecc.methods.several_budgets import FRONT_FILE, StageFactory, budget_stages, check_several, make_front
 from ecc.profiling import check_inference, open_meter, profile_and_fit
+from ecc.records import write_record
 from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import Feasibility, RunSummary
 from ecc.settings import make_settings
 from ecc.task import WORKLOADS, Inputs, Task, TokenWorkload, batch_size_of, check_input, check_model
 from ecc.torch_utils import device_of
-from ecc.training import DistributedContext, Logger
+from ecc.training import DistributedContext, Logger, open_run
 from ecc.training.batches import to_device
 from ecc.training.run_dir import check_run_folder
 
@@ -64,6 +73,8 @@ class CompressResult:
     graph: ChannelGraph = field(repr=False)
     """Channel graph of the dense network."""
     task: Task = field(repr=False)
+    front: tuple[CompressResult, ...] = field(default=(), repr=False)
+    """With several budgets, the results of all, from the mildest to the tightest; this result is that of the last."""
 
     @property
     def widths(self) -> dict[str, int]:
@@ -177,6 +188,7 @@ def compress(
     evaluate_held_out: Callable[[nn.Module], float] | None = None,
     name: str | None = None,
     workloads: Sequence[TokenWorkload] | None = None,
+    budgets: Sequence[str] | None = None,
     **settings: Any,
 ) -> CompressResult:
     """Prune a network during training until its measured cost meets the budget.
@@ -216,6 +228,9 @@ def compress(
         name: Name in tables and files; the class of the model by default.
         workloads: What a language model is measured on; by default decode with a cache as long as the example input,
             and prefill of the example input.
+        budgets: In place of `budget`: several budgets on one resource, such as ["80%", "50%", "35%"]. Each has a result
+            of its own, in `front` and in a folder of the run folder. One pruning passes all of them, and each gets a
+            finetuning, so that they take far fewer batches than as many runs.
         **settings: Other settings of `CompressSettings`, such as `min_width_ratio=0.2` or `precision="bf16"`.
 
     Raises:
@@ -227,7 +242,8 @@ def compress(
         EccWarning: If a budget is not met in the end.
     """
     check_model(model)
-    budgets = parse_budgets(budget)
+    several = None if budgets is None else parse_several_budgets(budgets)
+    parsed = parse_budgets(budget) if several is None else several
     if example_input is None:
         example_input = _first_input(train_loader)
     task = Task(
@@ -246,7 +262,8 @@ def compress(
         given["kd_weight"] = distill
     result = compress_task(
         task,
-        budgets,
+        parsed,
+        several=several is not None,
         folder=folder,
         meter=meter,
         targets=[target] if isinstance(target, str) else list(target),
@@ -260,8 +277,9 @@ def compress(
         device=device or device_of(model),
         console=Console(stderr=True) if progress else None,
     )
-    if not result.met:
-        warnings.warn(f"the budget is not met: {result.summary.note}", EccWarning, stacklevel=2)
+    for one in result.front or (result,):
+        if not one.met:
+            warnings.warn(f"the budget is not met: {one.summary.note}", EccWarning, stacklevel=2)
     return result
 
 
@@ -270,6 +288,7 @@ def compress_task(
     budgets: Sequence[Budget],
     *,
     folder: str | Path,
+    several: bool = False,
     meter: str | EnergySource = "auto",
     targets: Sequence[str] = (),
     task_spec: str | None = None,
@@ -289,11 +308,16 @@ def compress_task(
     """`compress` for a task: without energy models, a network whose budgets need one is profiled first.
 
     The arguments are those of `compress`, and: `batch`, the items per inference; `task_spec`, the name of the task on
-    the targets; `distributed`, the processes that train together; `loggers`, which get every number of the history; and
-    `console`, where progress is shown.
+    the targets; `distributed`, the processes that train together; `loggers`, which get every number of the history;
+    `console`, where progress is shown; and `several`, whether each budget gets a result of its own.
     """
     distributed = distributed or DistributedContext(torch.device(device))
-    budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
+    check_method(find_method(method), task, settings)
+    if several:
+        check_several(method, settings, len(budgets))
+    names = [one.name for one in task.workloads]
+    together = [[budget] for budget in budgets] if several else [budgets]  # those of one result
+    budgets = [budget for some in together for budget in budgets_of_workloads(some, names)]
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
     installed = None if task_spec is None else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze))
@@ -311,22 +335,45 @@ def compress_task(
             )  # fmt: skip
         else:
             check_inference(models, settings)
-        job = Compression(
-            task,
-            budgets,
-            models,
-            meter=source,
-            settings=settings,
-            device=distributed.device,
-            freeze=freeze,
-            method=method,
-            optimizer=optimizer,
-        )
-        found = job.feasibility()
-        full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
-        with show_progress(console, settings, found, full, distributed) as view:
-            done = job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say)
-    return CompressResult(done.model, done.summary, Path(folder), done.graph, task)
+
+        def make(
+            task: Task, own: Sequence[Budget], settings: CompressSettings, start: Mapping[str, Any] | None = None
+        ) -> Compression:
+            return Compression(
+                task, own, models, meter=source, settings=settings, device=distributed.device, freeze=freeze,
+                method=method, optimizer=optimizer, start_weights=start,
+            )  # fmt: skip
+
+        def run(job: Compression, place: Path) -> CompressResult:
+            found = job.feasibility()
+            full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
+            with show_progress(console, job.settings, found, full, distributed) as view:
+                done = job.run(place, distributed=distributed, history=view, loggers=loggers, progress=view.say)
+            return CompressResult(done.model, done.summary, place, done.graph, task)
+
+        if not several:
+            return run(make(task, budgets, settings), Path(folder))
+        return _run_stages(task, budgets, settings, Path(folder), make, run, distributed)
+
+
+def _run_stages(
+    task: Task,
+    budgets: Sequence[Budget],
+    settings: CompressSettings,
+    folder: Path,
+    make: StageFactory,
+    run: Callable[[Compression, Path], CompressResult],
+    distributed: DistributedContext,
+) -> CompressResult:
+    """Run the compressions of several budgets, and write front.json."""
+    for budget in budgets:
+        make(task, [budget], settings, None).check_feasible()  # before anything is trained
+    config = {"verb": "compress", "task": task.name, "budgets": [str(budget) for budget in budgets]}
+    with open_run(folder, config, device_type=distributed.device.type, writes=distributed.is_main) as whole:
+        results = [run(job, place) for job, place in budget_stages(task, budgets, settings, folder, make)]
+        if whole.writes:
+            write_record(folder / FRONT_FILE, make_front({one.folder.name: one.summary for one in results}))
+    return replace(results[-1], front=tuple(results))
 
 
 @contextmanager

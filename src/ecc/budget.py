@@ -131,6 +131,25 @@ def parse_budget(text: str | Budget) -> Budget:
     )
 
 
+def parse_several_budgets(texts: Sequence[str]) -> list[Budget]:
+    """Budgets that each get a result of their own, from the mildest to the tightest.
+
+    Raises:
+        BadBudget: If there is only one, or they cannot be compared.
+    """
+    listed = ", ".join(texts)
+    budgets = [budget for text in texts for budget in parse_budgets([text])]
+    kinds = {(budget.resource, budget.is_relative) for budget in budgets}
+    if len(kinds) > 1:
+        raise BadBudget(
+            f"several budgets must be on one resource, all in percent or all in a unit, not {listed}. For "
+            "several limits at once, use budget= (--budget)."
+        )
+    if len({budget.amount for budget in budgets}) < max(2, len(budgets)):
+        raise BadBudget(f"several budgets must be at least two different ones, not {listed or 'none'}.")
+    return sorted(budgets, key=lambda budget: -budget.amount)
+
+
 def measured_resources(budgets: Iterable[Budget]) -> list[str]:
     """Those of the budgets' resources that have to be measured, not counted."""
     return [resource for resource in MEASURED_UNITS if any(budget.resource == resource for budget in budgets)]

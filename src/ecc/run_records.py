@@ -143,6 +143,33 @@ class RunSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrontRow(BudgetResult):
+    """The result of one of several budgets."""
+
+    folder: str
+    """Name of its folder in the run folder."""
+    score: Number | None = None
+    macs: DenseAndResult | None = None
+    parameters: DenseAndResult | None = None
+    batches: Count = 0
+    """Training batches of this budget alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The results of a run with several budgets, as in its front.json."""
+
+    task: str
+    resource: str
+    metric: str
+    dense_score: Number | None
+    batches: Count
+    """Training batches of all budgets together."""
+    rows: list[FrontRow]
+    """From the mildest budget to the tightest."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainLine:
     """A line of the history: the mean loss since the last such line."""
 

@@ -352,6 +352,11 @@ class MeasureSettings:
     probe_seconds: float = option(
         2.0, "How long the counter is observed, idle and busy, before measuring.", range=(0.001, None)
     )
+    in_turns: bool = option(
+        False,
+        "Measure every network in turns with the dense network, and correct for the speed of the machine at that time. "
+        "Takes twice as long. Default: for the clocks cputime and wall, since other programs slow both networks.",
+    )
     allow_shared: bool = option(False, "Measure although other processes use the device.")
     allow_throttling: bool = option(False, "Measure although the device throttles.")
 
@@ -405,6 +410,12 @@ Repeats are better made in other rounds, where the noise is independent. The dev
 sample, and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes
 about as long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but
 networks then use several percent more energy on an H200 than users would see.
+"""
+
+CLOCK_SETTINGS = replace(PROFILE_SETTINGS, window_seconds=0.05, min_repeats=8, max_repeats=8, in_turns=True)
+"""For clocks: other programs slow a network for a while, and the dense network as much.
+
+Eight short windows in turns with the dense network take twice as long as one window of the usual length.
 """
 
 DESIGNS = ("mixed", "uniform")

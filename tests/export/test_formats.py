@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask, CannotExport, EccError
 from ecc.export import TOLERANCE, export_model
-from ecc.export.formats import FORMATS, import_optional, verified_batches, verify_export
+from ecc.export.formats import FORMATS, verified_batches, verify_export
 from ecc.graph import trace_channels, with_widths
+from ecc.measure.runners.runtime import import_runtime
 from ecc.task import Inputs, with_batch_size
 from ecc.torch_utils import tensors_in
 from export.runs import SmallNet
@@ -65,7 +66,9 @@ def test_a_file_computes_the_same_at_any_batch_size(name: str, case: str, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pt2", "onnx"])
-@pytest.mark.parametrize("network", ["basic", "in block", "convnext", "tuples"])
+@pytest.mark.parametrize(
+    "network", ["basic", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("in block", "convnext", "tuples"))]
+)
 def test_networks_without_some_branches_are_exported(name: str, network: str, tmp_path: Path) -> None:
     """Modules that stand for removed ones, which return their input, a zero, or zeros of some shape."""
     need(name)
@@ -150,7 +153,7 @@ def test_inputs_may_be_a_list_and_missing_packages_are_named(tmp_path: Path) -> 
     with pytest.raises(BadTask):
         export_model(TwoInputs(), (inputs[0], True), tmp_path / "b.pt2")  # type: ignore[arg-type]
     with pytest.raises(EccError, match=r"no_such_thing cannot be imported .*pip install no_such_thing"):
-        import_optional("no_such_thing")
+        import_runtime("no_such_thing")
 
 
 # ---------------------------------------------------------------- verification

@@ -211,6 +211,7 @@ def test_a_signal_saves_the_state_and_a_second_process_is_refused_before(folder:
     assert not Path("run/summary.json").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_export_that_is_stopped_leaves_nothing_behind_and_can_be_repeated(made: Path, folder: Path) -> None:
     shutil.copytree(made / "run", "run")

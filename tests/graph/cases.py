@@ -292,9 +292,8 @@ CASES: dict[str, Case] = {
     "transformer block": Case(
         TransformerBlock,
         lambda: torch.randn(2, 6, 5),
-        {"value": 4, "fc1": 12},
+        {"embed": 8, "value": 4, "fc1": 12},
         {
-            "embed": (8, "`layer_norm` in norm1 mixes channels"),
             "query": (4, "sums over it"),  # 4 units: the two heads are tied
             "key": (4, "sums over it"),
             "head": (3, OUTPUT),
@@ -307,8 +306,8 @@ CASES: dict[str, Case] = {
     "layer norm": Case(
         layer_norm,
         lambda: torch.randn(2, 5),
-        {"fc2": 6},
-        {"fc1": (8, "`layer_norm` in norm mixes channels"), "fc3": (4, OUTPUT)},
+        {"fc1": 8, "fc2": 6},
+        {"fc3": (4, OUTPUT)},
     ),
     "softmax": Case(
         softmax, image(), {"conv2": 6}, {"conv1": (8, "`softmax` in softmax mixes channels"), "head": (4, OUTPUT)}

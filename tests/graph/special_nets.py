@@ -40,7 +40,7 @@ class SpatialGate(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm attention and a feed-forward pair; the layer norms freeze the residual stream."""
+    """Pre-norm attention and a feed-forward pair."""
 
     def __init__(self) -> None:
         super().__init__()

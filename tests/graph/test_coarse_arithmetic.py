@@ -24,7 +24,7 @@ from graph.special_nets import BranchesOnChannels
 
 BITS = pytest.mark.parametrize("bits", [TF32_BITS, BF16_BITS])
 SIZES = {"alexnet": 64, "mobilenet_v1": 32, "erfnet": 16, "resnet20": 8, "resnet56": 8}
-QUICK = ("resnet20", "erfnet")
+QUICK = ("resnet20",)
 """Bundled networks in every run."""
 
 

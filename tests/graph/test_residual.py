@@ -1,4 +1,4 @@
-"""The residual width under RMSNorm, and other sums over channels: exact, or frozen with a reason."""
+"""The residual width under RMSNorm and LayerNorm, and other sums over channels: exact, or frozen with a reason."""
 
 from __future__ import annotations
 
@@ -154,11 +154,6 @@ def test_code_that_cannot_follow_the_width_is_frozen(form: str, reason: str) -> 
     masked = cut(net, graph)
     assert max_relative_diff(masked, slim(masked, graph), TOKENS) < 1e-12
     assert any(group.name.endswith("up") for group in graph.prunable)
-
-
-def test_layer_norm_freezes_the_residual_width() -> None:
-    _, graph = traced(Stream(nn.LayerNorm))
-    assert "`layer_norm` in blocks.0.norm mixes channels" in str(graph["table"].frozen)
 
 
 def test_a_shared_weight_that_cannot_absorb_the_factor_is_frozen() -> None:

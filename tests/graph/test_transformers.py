@@ -27,10 +27,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
-RESIDUAL = ("Llama", "Llama, eager", "Qwen2", "Qwen3", "Mistral", "Gemma", "Mixtral", "Mixtral, eager", "T5")
-"""Models with RMSNorm, whose residual width can be pruned."""
-LOWER = {"Segformer": 0.54}
-"""Models below the goal, because most of their parameters lie between layers whose outputs a LayerNorm mixes."""
+FLOAT32_NORMS = ("Llama", "Llama, eager", "Qwen2", "Qwen3", "Mistral", "Gemma", "Mixtral", "Mixtral, eager", "T5")
+"""Models with RMSNorm of Hugging Face, which computes in float32."""
+NO_RESIDUAL = ("Whisper encoder", "CLIP", "DETR")
+"""Models whose residual stream is an output of the network."""
+LOWER = {"Segformer": 0.68}
+"""Models below the goal, because of code that reshapes one tensor to the channel count of another."""
 
 
 def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -41,20 +43,19 @@ def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_share_of_parameters_and_a_random_cut(name: str) -> None:
-    """At least 90 % of the parameters with the residual width, 80 % without; exact."""
+    """At least 90 % of the parameters; exact."""
     net, inputs = built(name)
     graph = trace_channels(net, inputs)
     frozen = [(g.name, g.frozen) for g in graph.groups]
-    wanted = LOWER.get(name, 0.9 if name in RESIDUAL else 0.8)
-    assert graph.prunable_share >= wanted, frozen
-    assert any(group.zeroed for group in graph.prunable) == (name in RESIDUAL), frozen
+    assert graph.prunable_share >= LOWER.get(name, 0.9), frozen
+    assert any(group.zeroed for group in graph.prunable) == (name not in NO_RESIDUAL), frozen
     dtype = torch.float32 if name == "Mixtral" else torch.float64  # its products of experts do not run in float64
     inputs = {key: t.to(dtype) if t.is_floating_point() else t for key, t in inputs.items()}
     dense, masked = (with_widths(net, graph, {}).to(dtype) for _ in range(2))
     for group in graph.prunable:
         gone = torch.randperm(group.width)[: int(0.4 * group.width)]
         mask_channels_(masked, graph, {group.name: gone})
-    allowed = 1e-5 if name in RESIDUAL else 1e-9  # Hugging Face's RMSNorm computes in float32
+    allowed = 1e-5 if name in FLOAT32_NORMS else 1e-9
     assert max_relative_diff(masked, slim(masked, graph), inputs) < allowed
     assert max_relative_diff(masked, dense, inputs) > 1e-3
 

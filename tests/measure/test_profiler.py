@@ -37,6 +37,7 @@ from ecc.measure import (
     sample_widths,
 )
 from ecc.measure.profiler import AnalyticProfiler, default_device, profile_settings
+from ecc.settings import CLOCK_SETTINGS
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import (
     EXAMPLE,
@@ -353,6 +354,22 @@ def test_a_sample_has_the_state_of_its_device() -> None:
     assert board.now() == at  # a known counter is not probed
 
 
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_in_turns_with_the_dense_network_the_speed_of_the_machine_cancels_out(in_turns: bool) -> None:
+    board = DriftingBoard(tick_seconds=0.01)
+    board.drift_per_second = 0.02
+    source = device_profiler(board, in_turns=in_turns, window_seconds=0.1, min_repeats=4, max_repeats=4)
+    source.prepare()
+    dense = source.sample(None, 0, 0, WIDTHS)
+    found = [source.sample(0, round_, 0, {"first": 4, "second": 3}) for round_ in range(6)]
+    ratios = [sample.joules / dense.joules for sample in found]
+    assert all(sample.relative_ci is not None for sample in found)
+    truth = run_seconds(4, 3) / run_seconds(16, 12)
+    errors = [abs(ratio / truth - 1) for ratio in ratios]
+    assert (max(errors) < 0.03) is in_turns
+    assert found[0].seconds / dense.seconds == pytest.approx(truth, rel=0.03)
+
+
 def test_inputs_are_drawn_once_and_networks_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     board, inputs, networks = FakeBoard(), [], []
     source = device_profiler(board)
@@ -443,6 +460,8 @@ def test_settings_are_chosen_one_by_one() -> None:
     for window, limit in ((60.0, 60.0), (0.5, PROFILE_SETTINGS.max_window_seconds)):
         chosen = profile_settings(meter, window=window)
         assert (chosen.window_seconds, chosen.max_window_seconds) == (window, limit)
+    assert all(profile_settings(find_meter(clock)) == CLOCK_SETTINGS for clock in ("cputime", "wall"))
+    assert not profile_settings(find_meter("wall"), in_turns=False).in_turns
     with pytest.raises(EccError, match="runner is 'warp'"):
         profile_settings(meter, runner="warp")
     with pytest.raises(EccError, match="window is -1"):

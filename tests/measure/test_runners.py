@@ -335,6 +335,8 @@ def test_the_cheapest_runner_that_keeps_outputs_and_score_is_chosen(monkeypatch:
     costs = {"eager fp32 False": 4.0, "eager bf16 True": 2.0, "eager fp16 False": 1.0}
 
     def measure(run: object, meter: object, settings: MeasureSettings, **_: object) -> Any:
+        if settings.precision == "fp16" and settings.channels_last:
+            raise TypeError("the runtime fails in its own way")
         cost = costs.get(f"{settings.runner or 'eager'} {settings.precision} {settings.channels_last}", 3.0)
         return SimpleNamespace(joules=cost, seconds=cost / 10)
 
@@ -357,6 +359,7 @@ def test_the_cheapest_runner_that_keeps_outputs_and_score_is_chosen(monkeypatch:
     assert search.resource == "latency"
     assert [one.precision for one in search.candidates] == ["fp32", "fp32", "bf16", "bf16", "fp16", "fp16"]
     assert search.candidates[4].excluded == "the score is 0.1000 lower"
+    assert search.candidates[5].excluded == "TypeError: the runtime fails in its own way"
     assert search.saving(search.best) == pytest.approx(0.5)
     table = search.table()
     assert "eager, bf16, channels last" in table.splitlines()[1]

@@ -111,6 +111,7 @@ def same(one: Path, other: Path) -> int:
     return len(runs)
 
 
+@pytest.mark.thorough  # starts two nodes, half a minute
 @pytest.mark.slow
 def test_two_nodes_of_which_one_is_killed_give_the_result_of_one_machine(grids: Grids) -> None:
     messages, finished, victim = (grids.outcome[name] for name in ("messages", "finished", "victim"))

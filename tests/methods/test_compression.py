@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,20 @@ def test_the_folder_of_another_run_is_refused(digits: Digits, changes: dict[str,
 # ---------------------------------------------------------------- budgets and settings
 
 
+def test_a_run_continues_with_a_fit_that_differs_in_the_last_digits(tmp_path: Path) -> None:
+    """As a fit with another number of threads does."""
+    first = wide_job().run(tmp_path / "a")
+    job = wide_job()
+    (model,) = job.energy_models.values()
+    for factor, is_same in ((1 + 1e-12, True), (1.001, False)):
+        fitted = replace(model.fitted, coefficients=tuple(factor * one for one in model.fitted.coefficients))
+        other = Compression(
+            job.task, job.budgets, replace(model, fitted=fitted), meter=job.meter, settings=job.settings
+        )
+        with nullcontext() if is_same else pytest.raises(BadFile, match="limits"):
+            assert same_result(other.run(tmp_path / "a"), first)
+
+
 def test_a_counted_budget_needs_no_model_and_no_meter(tmp_path: Path) -> None:
     settings = CompressSettings(prune_steps=20, finetune_steps=0, lr=1e-3)
     job = Compression(wide_task(), parse_budgets(["macs=50%", "params=60%"]), settings=settings)
@@ -275,11 +290,7 @@ def test_methods_have_names_and_the_matrix_has_all_of_them() -> None:
 @pytest.mark.parametrize("share", [pytest.param("65%", marks=pytest.mark.thorough), "35%"])
 @pytest.mark.parametrize(
     "network",
-    [
-        "residual",
-        "concat",
-        *(pytest.param(n, marks=pytest.mark.thorough) for n in WIDE if n not in ("residual", "concat")),
-    ],
+    ["residual", *(pytest.param(n, marks=pytest.mark.thorough) for n in WIDE if n != "residual")],
 )
 @pytest.mark.parametrize("name", SMALL)
 def test_every_method_meets_its_budget_with_the_same_number_of_batches(
@@ -443,6 +454,7 @@ def test_a_checkpoint_does_not_hold_the_dense_weights_twice(name: str) -> None:
     assert not [tensor.shape for tensor in tensors_in(method.state_dict()) if tensor.shape in dense]
 
 
+@pytest.mark.thorough
 def test_two_runs_of_one_job_are_independent_and_other_weights_are_another_run(tmp_path: Path) -> None:
     job = wide_job("50%")
     one, other = job.run(tmp_path / "one"), job.run(tmp_path / "other")
@@ -539,6 +551,7 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.thorough
 def test_slow_data_is_reported_if_a_device_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert "80% of the training time was spent in train_batches" in describe_slow_data(gpu, 80.0, 100.0)

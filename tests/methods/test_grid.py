@@ -34,6 +34,7 @@ def grid(**changes: Any) -> Comparison:
     return Comparison(task, changes.pop("model", wrong_model(graph, 0.9)), **(options | changes))
 
 
+@pytest.mark.thorough
 def test_every_run_has_the_same_batches_and_the_dense_network_of_its_seed(tmp_path: Path) -> None:
     assert grid().run(tmp_path / "runs") == []
     dense: dict[int, set[float]] = {0: set(), 1: set()}

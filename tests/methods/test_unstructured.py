@@ -131,7 +131,7 @@ class Killed(BaseException):
 SETTINGS: dict[str, Any] = {"pretrain_steps": 5, "prune_steps": 16, "finetune_steps": 6, "log_every": 2}
 
 
-@pytest.mark.parametrize("way", ["signal", "kill"])
+@pytest.mark.parametrize("way", ["signal", pytest.param("kill", marks=pytest.mark.thorough)])
 def test_a_run_that_is_stopped_in_every_phase_ends_bit_for_bit_the_same(tmp_path: Path, way: str) -> None:
     def scored(**fields: Any) -> Task:
         return wide_task(evaluate=lambda model: float(next(model.parameters()).detach().sum()), **fields)

@@ -89,6 +89,10 @@ def test_every_session_notes_its_software_and_command(
         ({"a": 1}, {"a": 1, "b": None}, ("b", "(missing)", "null")),
         ({"a": 1}, {"a": True}, ("a", "1", "true")),
         ({"a": {"b": 1}}, {"a": 1}, ("a", '{"b": 1}', "1")),
+        ({"a": [0.012345678901]}, {"a": [0.012345678902]}, None),  # a fit with another number of threads
+        ({"a": [0.0123456]}, {"a": [0.0123457]}, ("a[0]", "0.0123456", "0.0123457")),
+        ({"a": 0.0}, {"a": 1e-9}, ("a", "0.0", "1e-09")),
+        ({"a": 1_000_000_000}, {"a": 1_000_000_001}, ("a", "1000000000", "1000000001")),
     ],
 )
 def test_the_first_difference_of_two_configs(before: Any, now: Any, difference: Any) -> None:

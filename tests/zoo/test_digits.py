@@ -69,6 +69,7 @@ def test_accuracy_counts_and_restores_every_mode() -> None:
     assert failing.training
 
 
+@pytest.mark.thorough
 def test_training_reaches_95_percent() -> None:
     task = digits()
     assert task.loss is not None

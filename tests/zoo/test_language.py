@@ -31,17 +31,24 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
-PLATFORM = ("--meter", "platform:eyeriss", "--samples", "40", "--length", "16", "-q")
+PLATFORM = ("--meter", "platform:eyeriss", "--samples", "20", "--length", "16", "-q")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model `llama`, an encoder `bert`, and text `train.txt` and `test.txt`."""
+    """A model `llama`, an encoder `bert`, text, and models and text that something is wrong with."""
     path = tmp_path_factory.mktemp("models")
     tiny.write_model(path / "llama", tiny.tiny_llama())
     tiny.write_model(path / "bert", tiny.tiny_bert())
     tiny.write_text(path / "train.txt", 4000)
     tiny.write_text(path / "test.txt", 800, seed=1)
+    (path / "short.txt").write_text("the cat")
+    tiny.write_text(path / "few.txt", 100)
+    (path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    tiny.write_model(path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
+    tiny.tiny_llama().save_pretrained(path / "bare")
+    tiny.write_model(path / "damaged", tiny.tiny_llama())
+    (path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
     return path
 
 
@@ -62,7 +69,7 @@ def test_a_language_model_goes_through_the_whole_path(
     run = tmp_path / "run"
     command = ["compress", f"hf:{folder / 'llama'}", "--text", folder / "train.txt", "--test-text", folder / "test.txt"]
     command += ["--budget", "decode=70%", "--budget", "prefill=90%", "-o", run, *PLATFORM]
-    command += ["--prune-steps", 12, "--finetune-steps", 4]
+    command += ["--prune-steps", 6, "--finetune-steps", 2]
     assert run_cli(monkeypatch, *command) == 0
     summary = json.loads((run / "summary.json").read_text())
     assert summary["metric"] == "perplexity"
@@ -94,6 +101,10 @@ def test_a_language_model_goes_through_the_whole_path(
     assert task.evaluate(model) == pytest.approx(summary["scores"]["finetuned"], rel=1e-5)
 
 
+THOROUGH = pytest.mark.thorough  # methods/baselines/test_transformer_baselines.py runs them on a counted budget
+
+
+@THOROUGH
 @pytest.mark.parametrize("method", ["one_shot", "wanda_sp", "flap", "llm_pruner", "uniform"])
 def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, method: str) -> None:
     from ecc.api import compress_task, make_settings
@@ -105,7 +116,7 @@ def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, 
         parse_budgets("decode=70%"),
         folder=tmp_path / "run",
         meter="platform:eyeriss",
-        samples=30,
+        samples=20,
         settings=make_settings("default", {"prune_steps": 0, "finetune_steps": 0}),
         method=method,
     )
@@ -117,13 +128,13 @@ def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, 
     assert result.summary.batches.lineage == 0  # nothing was trained
 
 
-@pytest.mark.parametrize("method", ["one_shot", "shortgpt", "2ssp"])
+@pytest.mark.parametrize("method", ["shortgpt", *(pytest.param(name, marks=THOROUGH) for name in ("one_shot", "2ssp"))])
 def test_blocks_are_removed_and_the_model_loads_again(folder: Path, tmp_path: Path, method: str) -> None:
     from ecc.api import compress_task, make_settings
     from ecc.energy import parse_budgets
     from ecc.integrations.huggingface import load_pruned, save_pruned
 
-    tiny.write_model(tmp_path / "deep", tiny.tiny_llama(num_hidden_layers=4))
+    tiny.write_model(tmp_path / "deep", tiny.tiny_llama(num_hidden_layers=3))
     task = language_task(tmp_path / "deep", [folder / "train.txt"], length=16)
     result = compress_task(
         task,
@@ -155,18 +166,16 @@ def test_a_run_that_was_interrupted_gives_the_same_model(folder: Path, tmp_path:
             task = _interrupted(task, stop_at)
         return compress_task(
             task,
-            parse_budgets(["decode=75%"]),
+            parse_budgets(["macs=75%"]),
             folder=path,
-            meter="platform:eyeriss",
-            samples=20,
             settings=make_settings(
-                "default", {"prune_steps": 6, "finetune_steps": 6, "checkpoint_steps": 1, "kd_temperature": 1.0}
+                "default", {"prune_steps": 3, "finetune_steps": 3, "checkpoint_steps": 1, "kd_temperature": 1.0}
             ),
         )
 
     whole = compress(tmp_path / "whole")
     with pytest.raises(Interrupted):
-        compress(tmp_path / "parts", stop_at=8)
+        compress(tmp_path / "parts", stop_at=4)
     parts = compress(tmp_path / "parts")
     assert parts.widths == whole.widths
     for name, tensor in whole.model.state_dict().items():
@@ -192,7 +201,7 @@ def _interrupted(task: Any, at: int) -> Any:
 def test_an_encoder_keeps_its_embeddings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     command = ["compress", f"hf:{folder / 'bert'}", "--text", folder / "train.txt", "--budget", "70%", "-o", run]
-    assert run_cli(monkeypatch, *command, *PLATFORM, "--prune-steps", 12, "--finetune-steps", 4) == 0
+    assert run_cli(monkeypatch, *command, *PLATFORM, "--prune-steps", 6, "--finetune-steps", 2) == 0
     summary = json.loads((run / "summary.json").read_text())
     assert summary["met"]
     assert summary["scores"]["dense"] == pytest.approx(1, abs=1e-5)
@@ -214,13 +223,11 @@ def test_compress_takes_a_vision_transformer(tmp_path: Path) -> None:
     result = ecc.compress(
         model,
         batches,
-        "70%",
+        "macs=70%",
         loss=lambda model, batch: model(**batch).loss,
-        meter="platform:eyeriss",
         folder=tmp_path / "run",
-        prune_steps=8,
+        prune_steps=4,
         finetune_steps=2,
-        samples=20,
         progress=False,
     )
     assert result.met
@@ -237,7 +244,7 @@ def test_compress_takes_a_language_model(tmp_path: Path) -> None:
         evaluate=LogLikelihood(sequences[:4]),
         meter="platform:eyeriss",
         folder=tmp_path / "run",
-        epochs=2,
+        epochs=1,
         samples=20,
         progress=False,
     )
@@ -328,15 +335,8 @@ def test_wrong_input_gets_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("llama", "bert", "train.txt"):
-        (tmp_path / name).symlink_to(folder / name)
-    (tmp_path / "short.txt").write_text("the cat")
-    tiny.write_text(tmp_path / "few.txt", 100)
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
-    tiny.write_model(tmp_path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
-    tiny.tiny_llama().save_pretrained(tmp_path / "bare")
-    tiny.write_model(tmp_path / "damaged", tiny.tiny_llama())
-    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     budget = () if "--budget" in arguments else ("--budget", "70%")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ecc.budget import Budget, parse_budgets
+from ecc.budget import Budget, parse_budgets, parse_several_budgets
 from ecc.constants import BUNDLED_TASKS, LANGUAGE_DEFAULTS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
 from ecc.settings import CompressSettings, make_settings
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     "--budget", "budgets", metavar="BUDGET", multiple=True,
     help="50%, 24mJ, latency=12ms, macs=50%, params=2M, decode=70%. Repeatable.",
 )  # fmt: skip
+@option(
+    "--budgets", "several", metavar="BUDGET,BUDGET,...",
+    help="Several budgets on one resource, such as 80%,50%,35%, each with a result of its own.",
+)  # fmt: skip
 @option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Run folder; an existing run is resumed.")
 @run_options()
 @text_options
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 def compress(
     task: str,
     budgets: tuple[str, ...],
+    several: str | None,
     output: Path,
     meter: str,
     targets: tuple[str, ...],
@@ -88,6 +93,7 @@ def compress(
     Examples:
       ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300
       ecc compress digits --budget macs=40% -o run --pretrain-steps 300
+      ecc compress digits --budgets macs=80%,macs=50%,macs=35% -o run --pretrain-steps 300
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
@@ -95,16 +101,17 @@ def compress(
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
-    if not budgets:
-        raise click.UsageError("--budget is missing, such as --budget 50%.")
-    parsed = parse_budgets(budgets)
+    parsed = _parse_budgets(budgets, several, unstructured)
     made = make_settings(preset, {**_defaults_of(task, settings), **settings})
 
     from rich.console import Console  # here and not above: mistakes in the command line are answered at once
 
     from ecc.api import compress_task
     from ecc.energy import EnergyModel
-    from ecc.report.terminal import compress_table
+    from ecc.methods.several_budgets import FRONT_FILE
+    from ecc.records import read_record
+    from ecc.report.terminal import compress_table, front_table
+    from ecc.run_records import Front
     from ecc.training import Interrupted, TensorBoardLogger, find_distributed
 
     place = usable_device(device)
@@ -128,6 +135,7 @@ def compress(
                 job,
                 parsed,
                 folder=output,
+                several=bool(several),
                 meter=meter,
                 targets=targets,
                 task_spec=task,
@@ -152,16 +160,33 @@ def compress(
         distributed.close()
     if not distributed.is_main:
         return
-    remember_task(output, task, data)
-    _save_language_model(output, task, result)
-    report = describe_report(output)
+    results = {output: summary} if result is None else {one.folder: one.summary for one in result.front or (result,)}
+    for one in () if result is None else result.front or (result,):
+        _save_language_model(one.folder, task, one)
+    for place in results:
+        remember_task(place, task, data)
+    reports = [describe_report(place) for place in results]
+    front = read_record(output / FRONT_FILE, Front) if several else None
     if as_json:
-        print_json(summary)
+        print_json(front or summary)
     elif not quiet:
-        Console().print(compress_table(summary, output))
-        click.echo(report)
-    if not summary.met:
-        raise EccError(f"the budget is not met: {summary.note}")
+        Console().print(compress_table(summary, output) if front is None else front_table(front, output))
+        click.echo("\n".join(reports))
+    _check_met(results.values())
+
+
+def _parse_budgets(budgets: Sequence[str], several: str | None, unstructured: bool) -> list[Budget]:
+    if not budgets and not several:
+        raise click.UsageError("--budget is missing, such as --budget 50%.")
+    if several and (budgets or unstructured):
+        raise click.UsageError(f"--budgets cannot be combined with {'--budget' if budgets else '--unstructured'}.")
+    return parse_several_budgets(several.split(",")) if several else parse_budgets(budgets)
+
+
+def _check_met(summaries: Iterable[RunSummary]) -> None:
+    for summary in summaries:
+        if not summary.met:
+            raise EccError(f"the budget is not met: {summary.note}")
 
 
 def _compress_weights(
@@ -193,9 +218,9 @@ def _defaults_of(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {**LANGUAGE_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
 
 
-def _save_language_model(folder: Path, task: str, result: CompressResult | None) -> None:
+def _save_language_model(folder: Path, task: str, result: CompressResult) -> None:
     """Write a pruned Hugging Face model with its tokenizer and model card into the run folder."""
-    if result is not None and task.startswith("hf:"):
+    if task.startswith("hf:"):
         from ecc.integrations.huggingface import save_pruned
 
         save_pruned(result.model, folder / "model", tokenizer=task.removeprefix("hf:"), summary=result.summary)

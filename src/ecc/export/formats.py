@@ -11,22 +11,21 @@ All three accept any batch size.
 
 from __future__ import annotations
 
-import importlib
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import CannotExport, EccError, first_line
+from ecc.errors import CannotExport, first_line
 from ecc.graph.forward_pass import as_call
 from ecc.graph.numerics import ALLOWED_FLOAT32, allowed_difference, outputs_of, relative_error
+from ecc.measure.runners.onnx_network import one_line_errors
+from ecc.measure.runners.runtime import import_runtime
 from ecc.task import Inputs, batch_size_of, with_batch_size
 from ecc.torch_utils import tensors_in
 
@@ -49,14 +48,6 @@ class Format:
     """Required packages besides torch; the extra `export` installs them."""
 
 
-def import_optional(name: str) -> ModuleType:
-    """Import a package of the extra `export`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise EccError(f"{name} cannot be imported ({error}); run: pip install {name}") from None
-
-
 # ---------------------------------------------------------------- torch.export
 
 
@@ -73,7 +64,7 @@ def export_program(model: nn.Module, example_input: Inputs) -> torch.export.Expo
         return {0: batch} if tensor.dim() and len(tensor) == size else None
 
     shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor) for name, tensor in kwargs.items()}
-    with _clear_errors("torch.export cannot export this network"):
+    with one_line_errors("torch.export cannot export this network"):
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -83,7 +74,7 @@ def export_program(model: nn.Module, example_input: Inputs) -> torch.export.Expo
 
 def _write_pt2(model: nn.Module, example_input: Inputs, path: Path) -> None:
     program = export_program(model, example_input)
-    with _clear_errors("torch.export cannot save this network"):
+    with one_line_errors("torch.export cannot save this network"):
         torch.export.save(program, path)
 
 
@@ -102,9 +93,9 @@ def _run_pt2(path: Path) -> Runner:
 
 
 def _write_onnx(model: nn.Module, example_input: Inputs, path: Path) -> None:
-    import_optional("onnxscript")
+    import_runtime("onnxscript")
     program = export_program(model, example_input)
-    with _clear_errors("torch.onnx cannot write this network"):
+    with one_line_errors("torch.onnx cannot write this network"):
         found = torch.onnx.export(program, dynamo=True, verbose=False)
         assert found is not None  # dynamo=True
         found.save(path, external_data=False)  # one file
@@ -117,7 +108,7 @@ def _run_onnx(path: Path) -> Runner:
 
 def onnx_session(path: Path) -> Any:
     """An onnxruntime session on the CPU with as many threads as torch uses."""
-    runtime = import_optional("onnxruntime")
+    runtime = import_runtime("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -145,7 +136,7 @@ def onnx_inputs(session: Any, inputs: Inputs) -> dict[str, Any]:
 def _write_torchscript(model: nn.Module, example_input: Inputs, path: Path) -> None:
     args, kwargs = as_call(with_batch_size(example_input, max(2, batch_size_of(example_input))))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
-    with _clear_errors("torch.jit cannot trace this network"), _deprecated():
+    with one_line_errors("torch.jit cannot trace this network"), _deprecated():
         # The file is verified below, so torch need not check it; strict=True would refuse dicts as outputs.
         torch.jit.trace(model, **given, check_trace=False, strict=False).save(str(path))
 
@@ -171,7 +162,7 @@ FORMATS: Mapping[str, Format] = {
 
 def open_file(name: str, path: Path) -> Runner:
     """Open a file with the runtime of its format."""
-    with _clear_errors(f"{path.name} cannot be opened by the runtime of {name}"):
+    with one_line_errors(f"{path.name} cannot be opened by the runtime of {name}"):
         return FORMATS[name].run(path)
 
 
@@ -236,30 +227,7 @@ def _difference(wanted: list[Tensor], found: list[Tensor]) -> float:
     return max(relative_error(wanted, found), *fractions, 0.0)
 
 
-# ---------------------------------------------------------------- errors and warnings of the exporters
-
-
-@contextmanager
-def _clear_errors(what: str) -> Iterator[None]:
-    """Turn any exception of an exporter into one line, and hide its warnings."""
-    registry = logging.getLogger("torch.onnx")  # reports missing torchvision operators at every export
-    level = registry.level
-    try:
-        registry.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            # torch's exporters use names that torch deprecates (copyreg, treespec).
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch|onnx|copyreg")
-            yield
-    except EccError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        if "Constraints violated (batch)" in reason:
-            reason = "its code fixes the batch size, as len(x) does; use x.shape[0]."
-        raise CannotExport(f"{what}: {reason[:300]}") from error
-    finally:
-        registry.setLevel(level)
+# ---------------------------------------------------------------- warnings of the exporters
 
 
 @contextmanager

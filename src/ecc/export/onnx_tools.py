@@ -9,7 +9,6 @@ task has one, and the latency is measured, because int8 is not faster on every p
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ecc.errors import BadTask, CannotExport, first_line
+from ecc.errors import BadTask, CannotExport
 from ecc.graph.forward_pass import as_call
+from ecc.measure.runners import onnx_network
 from ecc.task import Inputs, Task, batch_size_of, split_batch
 
-from .formats import import_optional, onnx_inputs, onnx_session, run_session
+from .formats import onnx_inputs, onnx_session, run_session
 
 MODES = ("dynamic", "static")
 CALIBRATION_BATCHES = 8
@@ -33,27 +33,8 @@ CALIBRATION_BATCHES = 8
 
 def quantize(source: Path, target: Path, mode: str, task: Task) -> None:
     """Write an ONNX file with int8 weights."""
-    quantization: Any = import_optional("onnxruntime.quantization")
-    ready = target.with_name("ready.onnx")
-    root = logging.getLogger()
-    level = root.level
-    try:
-        root.setLevel(logging.ERROR)  # onnxruntime logs advice to the root logger
-        import_optional("onnxruntime.quantization.shape_inference").quant_pre_process(str(source), str(ready))
-        if mode == "dynamic":
-            # Unsigned weights: onnxruntime has no dynamic convolution with signed ones.
-            kind = quantization.QuantType.QUInt8
-            quantization.quantize_dynamic(str(ready), str(target), weight_type=kind)
-        else:
-            reader = _reader(quantization, ready, task)
-            quantization.quantize_static(str(ready), str(target), reader, per_channel=True)
-    except (BadTask, CannotExport):
-        raise
-    except Exception as error:
-        raise CannotExport(f"onnxruntime cannot quantize this network: {first_line(error)[:300]}") from error
-    finally:
-        root.setLevel(level)
-        ready.unlink(missing_ok=True)
+    feeds = _feeds(onnx_session(source), task) if mode == "static" else None
+    target.write_bytes(onnx_network.quantize(source.read_bytes(), feeds, has_fixed_shapes=False))
 
 
 def check_int8(task: Task, mode: str | None) -> None:
@@ -62,18 +43,6 @@ def check_int8(task: Task, mode: str | None) -> None:
         raise CannotExport(f"int8 mode {mode!r} is unknown; choose {' or '.join(MODES)}.")
     if mode == "static" and task.train_batches is None:
         raise BadTask(f"task {task.name!r} has no train_batches to calibrate static int8; use --int8 dynamic.")
-
-
-def _reader(quantization: Any, model: Path, task: Task) -> Any:
-    """Training batches for calibration."""
-    session = onnx_session(model)
-    feeds = _feeds(session, task)
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc] # untyped
-        def get_next(self) -> dict[str, Any] | None:
-            return next(feeds, None)
-
-    return Reader()
 
 
 def _feeds(session: Any, task: Task) -> Iterator[dict[str, Any]]:

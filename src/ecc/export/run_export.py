@@ -27,12 +27,13 @@ from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
 from ecc.io import is_locked, lock_folder, sync_folder, write_bytes
+from ecc.measure.runners.runtime import import_runtime
 from ecc.records import read_record, write_record
 from ecc.run_records import RunSummary
 from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
 from ecc.training import load_state, save_state
 
-from .formats import FORMATS, ExportVerification, import_optional, open_file, verify_export
+from .formats import FORMATS, ExportVerification, open_file, verify_export
 from .model_card import model_card
 from .onnx_tools import Latency, OnnxNetwork, check_int8, compare_latency, quantize, score_of
 from .slim_file import load_slim, on_cpu, weights_file
@@ -200,7 +201,7 @@ def _check_formats(formats: Sequence[str], int8: str | None) -> None:
         if name not in EXPORT_FORMATS:
             raise CannotExport(f"format {name!r} is unknown; choose one of {', '.join(EXPORT_FORMATS)}.")
         for module in FORMATS[name].needs if name in FORMATS else ():
-            import_optional(module)
+            import_runtime(module)
     if int8 is not None and "onnx" not in formats:
         raise CannotExport("int8 files are made from the ONNX file; add --format onnx.")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.graph.forward_pass import refuse_computed_weights
+from ecc.graph.masked_norm import MASKED_NORMS, read_masked_norms, use_masked_norms_
 from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_, unsaved_tensors, whole_state
 from ecc.graph.removal import REMOVED, SIZES, read_removed, replace_modules_
 from ecc.training import load_state, save_state
@@ -78,6 +79,7 @@ def slim_from_state(model: Net, state: Any, file: Path) -> Net:
     """
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
     removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
+    norms = read_masked_norms(model, state.pop(MASKED_NORMS, []), file) if isinstance(state, dict) else []
     if removed:  # a copy with the same tensors, without the removed modules
         model = rebuild(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
         replace_modules_(model, removed)
@@ -97,6 +99,7 @@ def slim_from_state(model: Net, state: Any, file: Path) -> Net:
         made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_weight else new
     small = rebuild(model, made)
     set_sizes_(small, sizes)
+    use_masked_norms_(small, [small.get_submodule(one) for one in norms])
     for path_of, module in small.named_modules():
         extra = f"{path_of}.{_EXTRA}".removeprefix(".")
         if extra in state:

@@ -59,9 +59,9 @@ class ChannelGroup:
     frozen: str | None = None
     """Why the group is not prunable; None if it is."""
     min_width: int = 1
-    """Smallest allowed width. It is 2 where code squeezes axes of size one."""
+    """Smallest allowed width. It is 2 where code squeezes axes of size one, and under LayerNorm."""
     zeroed: bool = False
-    """Whether masking a unit sets all of its slices to zero, since code sums over the channels (RMSNorm)."""
+    """Whether masking a unit sets all of its slices to zero, since code sums over the channels (RMSNorm, LayerNorm)."""
 
     @property
     def masked_slices(self) -> tuple[ParamSlice, ...]:
@@ -123,6 +123,8 @@ class ChannelGraph:
     """Residual branches that cannot be removed, and why."""
     scales: tuple[WidthScale, ...] = ()
     """Parameters and attributes that are scaled in a smaller network."""
+    layer_norms: tuple[str, ...] = ()
+    """Paths of the modules with a layer norm over prunable channels, which leaves out masked ones."""
     notes: tuple[str, ...] = ()
     """What a user should know about this trace, such as parameters that the example input did not use."""
     max_relative_diff: float | None = None
@@ -319,6 +321,7 @@ class ChannelGraph:
             replacements=self.replacements,
             kept_branches=self.kept_branches,
             scales=self.scales,
+            layer_norms=self.layer_norms,
             notes=self.notes,
             max_relative_diff=self.max_relative_diff,
         )
@@ -347,6 +350,7 @@ class ChannelGraph:
                 replacements=record.replacements,
                 kept_branches=record.kept_branches,
                 scales=record.scales,
+                layer_norms=record.layer_norms,
                 notes=record.notes,
                 max_relative_diff=record.max_relative_diff,
             )
@@ -452,6 +456,7 @@ class ChannelGraphFile:
     branches: tuple[Branch, ...] = ()
     replacements: tuple[Replacement, ...] = ()
     kept_branches: tuple[tuple[str, str], ...] = ()
+    layer_norms: tuple[str, ...] = ()
 
     def check_size(self) -> None:
         """Refuse a small file that would unpack to huge tensors."""

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadWidths, UntraceableModel, first_line
 from ecc.graph.labels import Misaligned, PrunedLabels, frozen_labels
+from ecc.graph.masked_norm import use_plain_norms_
 from ecc.graph.model_copy import named_tensors, rebuild
 from ecc.graph.multihead import use_head_attention_
 from ecc.graph.size_attributes import SizeReader, track_sizes
@@ -53,6 +54,7 @@ class ModelCopy:
         made = {id(tensor): stand_ins[name] for name, tensor in tensors.items()}
         copy = rebuild(model, made)
         use_head_attention_(copy)
+        use_plain_norms_(copy)
         track_sizes(copy)
         return cls._named(copy, stand_ins)
 
@@ -60,6 +62,7 @@ class ModelCopy:
     def wrap(cls, model: nn.Module) -> ModelCopy:
         """A network that was built for tracing, without a further copy."""
         use_head_attention_(model)
+        use_plain_norms_(model)
         return cls._named(model, named_tensors(model))
 
     @classmethod

@@ -213,7 +213,12 @@ def build_graph(partition: ChannelPartition, tensors: Mapping[str, Tensor]) -> C
     changing = tuple(
         scale for scale in scales.values() if any(groups[group].frozen is None for group, _ in scale.size.multiples)
     )
-    return ChannelGraph(tuple(groups), (), shapes, following, scales=changing)
+    norms = tuple(
+        path
+        for path, labels in partition.channel_labels.layer_norms.items()
+        if any(groups[group].frozen is None for group, _ in partition.size_of(labels).multiples)
+    )
+    return ChannelGraph(tuple(groups), (), shapes, following, scales=changing, layer_norms=norms)
 
 
 def build_layers(partition: ChannelPartition, records: Sequence[OpRecord]) -> tuple[Layer, ...]:

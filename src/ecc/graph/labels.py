@@ -96,9 +96,11 @@ class ChannelLabels:
     frozen: list[tuple[Tensor, str]] = field(default_factory=list)
     """(labels, reason): units that contain these labels are not prunable."""
     needs_two: list[Tensor] = field(default_factory=list)
-    """Labels of channels of which two must stay, because code squeezes axes of size one."""
+    """Labels of channels of which two must stay, such as where code squeezes axes of size one."""
     attributes: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     """Labels of the channels whose number is an attribute of a module, by module path and attribute."""
+    layer_norms: dict[str, Tensor] = field(default_factory=dict)
+    """Channels of layer norms, by path of the module."""
     zeroed: list[Tensor] = field(default_factory=list)
     """Labels of channels that an operator sums over: all slices of a masked unit must be zero."""
     scales: list[Scale] = field(default_factory=list)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ecc.errors import UntraceableModel
+from ecc.graph.masked_norm import MASKED_NORMS, masked_norms, use_masked_norms_
 from ecc.graph.multihead import fit_attention_
 from ecc.graph.removal import REMOVED, SIZES, removed_modules
 
@@ -64,14 +65,16 @@ def whole_state(model: nn.Module) -> dict[str, Any]:
     """The state of a network with all buffers, since non-persistent ones may have been pruned too.
 
     If `slim` set attributes such as `num_heads`, the state has their values under `SIZES`. If it replaced modules of
-    removed branches, the state describes them under `REMOVED`.
+    removed branches, the state describes them under `REMOVED`. Modules with a layer norm over live channels only are
+    listed under `MASKED_NORMS`.
     """
     modules = {path: module for path, module in model.named_modules() if SIZES in vars(module)}
     sizes = {
         path: {name: _plain(getattr(module, name)) for name in vars(module)[SIZES]} for path, module in modules.items()
     }
     removed = removed_modules(model)
-    plain = {**({SIZES: sizes} if sizes else {}), **({REMOVED: removed} if removed else {})}
+    parts = {SIZES: sizes, REMOVED: removed, MASKED_NORMS: masked_norms(model)}
+    plain = {key: value for key, value in parts.items() if value}
     return {**model.state_dict(), **unsaved_tensors(model), **plain}
 
 
@@ -109,9 +112,9 @@ def scale_attributes_(model: nn.Module, factors: Mapping[str, float]) -> None:
 def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a `whole_state` into a network of the same shapes. Missing non-persistent buffers stay as they are."""
     unsaved = unsaved_tensors(model)
-    model.load_state_dict(
-        {name: value for name, value in state.items() if name not in unsaved and name not in (SIZES, REMOVED)}
-    )
+    others = (*unsaved, SIZES, REMOVED, MASKED_NORMS)
+    model.load_state_dict({name: value for name, value in state.items() if name not in others})
+    use_masked_norms_(model, [model.get_submodule(path) for path in state.get(MASKED_NORMS, ())])
     for name, buffer in unsaved.items():
         if name in state:
             buffer.copy_(state[name])
@@ -304,8 +307,8 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
         state["num_parameters"] = weight.numel()
     elif isinstance(module, nn.Embedding):
         state["num_embeddings"], state["embedding_dim"] = weight.shape
-    elif isinstance(module, nn.RMSNorm) and weight is not None:
-        state["normalized_shape"] = tuple(weight.shape)
+    elif len(state.get("normalized_shape") or ()) == 1 and weight is not None and weight.dim() == 1:
+        state["normalized_shape"] = type(state["normalized_shape"])(weight.shape)
     elif isinstance(module, nn.GroupNorm) and weight is not None:
         state["num_groups"] = module.num_groups * weight.numel() // module.num_channels
         state["num_channels"] = weight.numel()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ecc.errors import BadWidths, EccWarning
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, WidthScale
 from ecc.graph.forward_pass import refuse_computed_weights
+from ecc.graph.masked_norm import MaskedNorm, fit_norms_, use_masked_norms_
 from ecc.graph.model_copy import named_tensors, rebuild, scale_attributes_, set_sizes_
 from ecc.graph.removal import at_widths, replace_modules_, tensors_inside
 from ecc.graph.structure import Replacement
@@ -74,7 +75,10 @@ def slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
 def build_slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
     """`slim` without its checks."""
     refuse_computed_weights(model)
-    return _with_units(model, graph, _kept_units(model, graph, width_multiple), None)
+    kept = _kept_units(model, graph, width_multiple)
+    if any(graph[name].zeroed for name in kept):
+        mask_norms_(model, graph)
+    return _with_units(model, graph, kept, None)
 
 
 _CHECKS: WeakKeyDictionary[nn.Module, Callable[[], Callable[[], None] | None]] = WeakKeyDictionary()
@@ -204,6 +208,8 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         BadWidths: If a group is unknown or not prunable, or a unit does not exist.
     """
     tensors = _tensors_of(model, graph)
+    if any(graph[name].zeroed for name in dead):
+        mask_norms_(model, graph)
     for name, units in dead.items():
         group = graph[name]
         if group.frozen is not None:
@@ -212,6 +218,44 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         for one in group.masked_slices:
             tensor = tensors[one.tensor]
             tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
+
+
+@torch.no_grad()
+def mask_norms_(model: nn.Module, graph: ChannelGraph) -> None:
+    """Let layer norms over prunable channels leave out masked channels (see `masked_norm.py`).
+
+    Called before channels are masked. Classes of modules change, outputs do not.
+
+    Args:
+        model: The network that was traced.
+        graph: Its channel graph.
+    """
+    found = ((path, model.get_submodule(path)) for path in graph.layer_norms)
+    norms = {path: module for path, module in found if not isinstance(module, MaskedNorm)}
+    if not norms:
+        return
+    use_masked_norms_(model, norms.values())
+    _keep_zeros_live_(model, graph, norms)
+
+
+def _keep_zeros_live_(model: nn.Module, graph: ChannelGraph, norms: Collection[str]) -> None:
+    """Replace zero weights of live channels by the smallest number, since a zero weight and bias would mask them."""
+    tensors = named_tensors(model)
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    live: list[Tensor] = []
+    for path in norms:
+        table = model.get_submodule(path)._parameters
+        weight, bias = table.get("weight"), table.get("bias")
+        if weight is None or weight.is_meta:
+            continue
+        zero = weight == 0 if bias is None else (weight == 0) & (bias == 0)
+        if bool(zero.all()) or not bool(zero.any()):  # all are zero if a branch is masked
+            continue
+        live = live or live_masks(model, graph)
+        for group, mask in zip(graph.groups, live, strict=True):
+            for one in (one for one in group.slices if one.tensor == names[id(weight)]):
+                index = _on_device_of(weight, one.index[mask.cpu()].flatten())
+                weight[index[zero[index]]] = torch.finfo(weight.dtype).tiny
 
 
 @torch.no_grad()
@@ -395,6 +439,7 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
         if scale.target in tensors:
             made[id(tensors[scale.target])].add_(scale.offset).mul_(factor).sub_(scale.offset)
     small = rebuild(model, made)
+    fit_norms_(small)
     set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
     scale_attributes_(small, {scale.target: factor for scale, factor in scales if scale.target not in tensors})
     replace_modules_(small, [at_widths(one, widths) for one in removed])

@@ -28,6 +28,7 @@ from ecc.errors import BadFile, BadTask, one_line
 from ecc.export.model_card import model_card
 from ecc.export.slim_file import slim_from_state
 from ecc.graph import ChannelGraph
+from ecc.graph.masked_norm import MASKED_NORMS
 from ecc.graph.model_copy import whole_state
 from ecc.graph.removal import REMOVED, SIZES
 from ecc.io import write_text
@@ -108,6 +109,8 @@ class PrunedRecord:
     """Attributes such as `num_heads` or the epsilon of a norm that changed, by module."""
     removed: dict[str, Any] = field(default_factory=dict)
     """Modules of removed branches, and what stands for them."""
+    masked_norms: list[str] = field(default_factory=list)
+    """Modules with a layer norm in which some channels are masked."""
 
 
 def save_pruned(
@@ -140,7 +143,7 @@ def save_pruned(
     if not isinstance(model, PreTrainedModel):
         raise BadTask(f"model is {type(model).__name__}; give a model of transformers.")
     state = whole_state(model)
-    sizes, removed = state.pop(SIZES, {}), state.pop(REMOVED, {})
+    sizes, removed, norms = state.pop(SIZES, {}), state.pop(REMOVED, {}), state.pop(MASKED_NORMS, [])
     plain = _plain_config(model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,6 +165,7 @@ def save_pruned(
         has_plain_config=plain is not None,
         sizes=sizes,
         removed=removed,
+        masked_norms=norms,
     )
     write_record(folder / SIZES_FILE, record)
     if summary is not None:
@@ -202,7 +206,8 @@ def load_pruned(folder: str | Path) -> nn.Module:
         dense = kind(config).to(dtype)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise BadFile(f"the model in {folder} cannot be loaded: {one_line(error)}") from None
-    state: dict[str, Any] = {**_tied(dense, tensors), SIZES: record.sizes, REMOVED: record.removed}
+    plain = {SIZES: record.sizes, REMOVED: record.removed, MASKED_NORMS: record.masked_norms}
+    state: dict[str, Any] = {**_tied(dense, tensors), **plain}
     small = slim_from_state(dense, state, file)
     number_caches_(small)
     if (folder / "generation_config.json").is_file():

@@ -121,15 +121,20 @@ def _round_width(value: float, group: ChannelGroup, multiple: int, left: int) ->
     if value >= group.width or group.frozen is not None:
         return group.width
     nearest = left + multiple * math.floor((value - left) / multiple + 0.5)
-    return min(max(nearest, left or multiple), group.width)
+    return min(max(nearest, _smallest_width(group, multiple, left)), group.width)
+
+
+def _smallest_width(group: ChannelGroup, multiple: int, left: int) -> int:
+    """The smallest allowed width that is not below the minimum width of the group."""
+    least = left or multiple
+    return least + multiple * max(0, math.ceil((group.min_width - least) / multiple))
 
 
 def _count_widths(group: ChannelGroup, width_multiple: int | None, left: int) -> int:
     if group.frozen is not None:
         return 1
-    if width_multiple is None:
-        return group.width
-    return len({*range(left or width_multiple, group.width + 1, width_multiple), group.width})
+    multiple = width_multiple or 1
+    return len({*range(_smallest_width(group, multiple, left), group.width + 1, multiple), group.width})
 
 
 def _too_many(samples: int, available: str, width_multiple: int | None) -> str:

@@ -145,7 +145,8 @@ def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
     Raises:
         EccError: If the board cannot be reached, or `spec` names a meter that does not work there.
     """
-    from .remote.client import Board, Target
+    from .remote.client import Board
+    from .remote.target import Target
 
     board = Board(Target.parse(target), "")
     try:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
+import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -28,24 +29,26 @@ from torch import nn
 from ecc.errors import BadFile, BadMeasurement, EccError, first_line, option_hint
 from ecc.graph import ChannelGraph, with_widths
 from ecc.options import flat_values, settings_from
-from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, Shard, deployment
+from ecc.settings import CLOCK_SETTINGS, PROFILE_SETTINGS, Design, MeasureSettings, Shard, deployment
 from ecc.task import Inputs, check_input
 from ecc.torch_utils import device_of
 
-from .counter import CounterProbe, probe_counter
+from .counter import CounterProbe
 from .design import sample_widths
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
-from .meter import Analytic, Clock, EnergySource, Meter, Reading
+from .measurement import Measurement, relative_interval
+from .meter import Analytic, Clock, EnergySource, Meter, Reading, Timed
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict, merge_profiles
 from .profile_writer import ProfileWriter, open_profile
+from .remote.agent import measured_fields
 from .remote.client import RemoteMeter, RemoteProfiler, SessionRestarted
+from .remote.search import choose_board_runner
 from .runner_search import RunnerSearch, choose_runner
-from .runners import draw_inputs, prepare_runner, resolve_runner, runner_device_type
+from .runners import PreparedRunner, draw_inputs, prepare_runner, resolve_runner, runner_device_type
 from .runners.runtime import SESSIONS, import_runtime
-from .window import check_device, measure_model, visible_device_type
-from .workload import make_workload
+from .window import check_device, measure, measure_model, probe_under_load, visible_device_type
 
 _MIN_REFERENCES_TO_WARN = 3  # two may differ by chance
 _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # torch raises RuntimeError if memory is exhausted
@@ -71,7 +74,9 @@ class Progress:
 
 
 def profile_settings(source: EnergySource, *, device: str | None = None, **choices: Any) -> MeasureSettings:
-    """Settings of a profile with some values chosen by the user; None keeps the default of `PROFILE_SETTINGS`.
+    """Settings of a profile with some values chosen by the user; None keeps the default.
+
+    Defaults are `PROFILE_SETTINGS`, and `CLOCK_SETTINGS` for a clock of this machine.
 
     Args:
         source: An analytic source runs nothing, so any choice is refused.
@@ -89,8 +94,10 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
             f"{info.label}. Leave it out, or choose a meter that reads a device."
         )
     given.pop("device", None)
-    limit = max(PROFILE_SETTINGS.max_window_seconds, given.get("window", 0.0))
-    values = {**flat_values(PROFILE_SETTINGS), "max_window_seconds": limit, **given}
+    is_clock = isinstance(source.describe().provenance, Timed) and not isinstance(source, RemoteMeter)
+    defaults = CLOCK_SETTINGS if is_clock else PROFILE_SETTINGS
+    limit = max(defaults.max_window_seconds, given.get("window", 0.0))
+    values = {**flat_values(defaults), "max_window_seconds": limit, **given}
     return settings_from(MeasureSettings, values)
 
 
@@ -104,7 +111,7 @@ def find_runner(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> tuple[MeasureSettings, RunnerSearch | None]:
-    """Resolve `runner="auto"` with `choose_runner`; a profile that is resumed keeps its choice.
+    """Resolve `runner="auto"` by measuring, here or on a board; a profile that is resumed keeps its choice.
 
     Args:
         path: The profile.
@@ -113,18 +120,27 @@ def find_runner(
         meter: The meter.
         settings: Settings of the profile; returned unchanged unless its runner is `auto`.
         device: Where networks run.
-        **options: Of `choose_runner`.
+        **options: Of `choose_runner`. Boards use `resource` and `report` only.
     """
     if settings.runner != "auto":
         return settings, None
-    if Path(path).exists():
-        header = Profile.load(path).header
-        if header.settings is not None and header.runner_search is not None:
-            kept = {name: getattr(header.settings, name) for name in ("runner", "precision", "channels_last")}
-            return replace(settings, **kept), header.runner_search
     if not isinstance(meter, Meter):
         raise BadMeasurement(f"runner 'auto' needs a meter; {meter.describe().name} runs nothing here. Leave it out.")
-    return choose_runner(model, example_input, meter, settings, device=device, **options)
+    path, search = Path(path), None
+    for begun in (path, *sorted(path.parent.glob(f"{path.name}.shard-*-of-*"))):
+        header = Profile.load(begun).header if begun.exists() else None
+        if header is not None and header.settings is not None and header.runner_search is not None:
+            kept = {name: getattr(header.settings, name) for name in ("runner", "precision", "channels_last")}
+            settings, search = replace(settings, **kept), header.runner_search
+            break
+    if isinstance(meter, RemoteMeter):
+        if search is None:
+            wanted = {name: value for name, value in options.items() if name in ("resource", "report")}
+            settings, search = choose_board_runner(model, example_input, meter, settings, **wanted)
+        meter.use_runner(settings)
+    elif search is None:
+        settings, search = choose_runner(model, example_input, meter, settings, device=device, **options)
+    return settings, search
 
 
 def default_device(source: EnergySource, runner: str | None = None) -> str:
@@ -509,7 +525,7 @@ def open_profiler(
 ) -> DeviceProfiler | RemoteProfiler:
     """The profiler of a meter: of this machine, or of a board. The arguments are those of `DeviceProfiler`."""
     if isinstance(meter, RemoteMeter):
-        return meter.open_profiler(model, graph, example_input, settings)
+        return meter.open_profiler(model, graph, example_input, settings, runner_search)
     return DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
 
 
@@ -550,6 +566,9 @@ class DeviceProfiler:
         self._runner_reason: str | None = None
         self._search = runner_search
         self._versions: dict[str, str] | None = None
+        self._dense_cost: tuple[float, ...] | None = None  # joules and seconds, if networks are measured in turns
+        self._kept = ExitStack()
+        self._kept_dense: PreparedRunner | None = None
         self._set_runner(*resolve_runner(settings.runner, self._device.type))
         check_device(meter.describe(), self._device)
 
@@ -608,33 +627,73 @@ class DeviceProfiler:
             RuntimeError, MemoryError: If the network cannot be run, for example for lack of memory.
         """
         try:
-            result = measure_model(
-                with_widths(self._dense, self._graph, widths, device=self._device),
-                self._inputs,
-                self._meter,
-                self._run_settings,
-                counter=self._counter,
-                clock=self._clock,
-            )
+            network = with_widths(self._dense, self._graph, widths, device=self._device)
+            if self._run_settings.in_turns:
+                joules, seconds, relative_ci, result = self._measure_in_turns(network)
+            else:
+                result = measure_model(
+                    network, self._inputs, self._meter, self._run_settings, counter=self._counter, clock=self._clock
+                )
+                joules, seconds, relative_ci = result.joules, result.seconds, result.relative_ci
         finally:
             self.clear()
-        return Sample(
-            index=index,
-            round=round_,
-            session=session,
-            widths=tuple(widths[group.name] for group in self._graph.variable),
-            joules=result.joules,
-            seconds=result.seconds,
-            relative_ci=_rounded(result.relative_ci),
-            edge_error=_rounded(result.edge_error),
-            ticks=result.ticks,
-            temperature_celsius=result.temperature_celsius,
-            clock_mhz=result.clock_mhz,
-            power_capped=result.power_capped,
-            throttled=result.throttled or None,
-            host_bound_share=_rounded(result.host_bound_share),
-            measured_at=_now(),
+        fields = measured_fields(result) | {
+            "joules": joules,
+            "seconds": seconds,
+            "relative_ci": None if relative_ci is None else float(f"{relative_ci:.4g}"),
+        }
+        kept = tuple(widths[group.name] for group in self._graph.variable)
+        return Sample(index=index, round=round_, session=session, widths=kept, measured_at=_now(), **fields)
+
+    def _measure_in_turns(self, network: nn.Module) -> tuple[float, float, float | None, Measurement]:
+        """Measure a network and the dense network alternately, two windows at a time.
+
+        The cost is the ratio of the two, times the cost of the dense network at the first call, so the speed of the
+        machine at this time cancels out.
+
+        Returns:
+            Joules, seconds, the relative confidence interval of the ratio, and the last measurement of the network.
+        """
+        settings = self._run_settings
+        pair = replace(settings, min_repeats=2, max_repeats=2)
+        with self._dense_runner() as dense, prepare_runner(network, self._inputs, settings) as runner:
+
+            def measure_pair(one: PreparedRunner) -> Measurement:
+                return measure(
+                    one.run, self._meter, pair, device=one.device, batch=one.batch,
+                    is_asynchronous=one.is_asynchronous, counter=self._counter, clock=self._clock,
+                )  # fmt: skip
+
+            references, results = [measure_pair(dense)], list[Measurement]()
+            while True:
+                results.append(measure_pair(runner))
+                references.append(measure_pair(dense))
+                ratios = _turn_ratios(results, references, "joules")
+                interval = relative_interval(ratios)
+                agree = interval is not None and interval <= settings.target_relative_ci
+                windows = 2 * len(results)
+                if windows >= settings.max_repeats or (agree and windows >= settings.min_repeats):
+                    break
+        if self._dense_cost is None:
+            self._dense_cost = tuple(
+                statistics.median(getattr(one, name) for one in references) for name in ("joules", "seconds")
+            )
+        joules, seconds = (
+            cost * statistics.median(_turn_ratios(results, references, name))
+            for cost, name in zip(self._dense_cost, ("joules", "seconds"), strict=True)
         )
+        return joules, seconds, interval, results[-1]
+
+    @contextmanager
+    def _dense_runner(self) -> Iterator[PreparedRunner]:
+        """The dense network ready to run. A loaded ONNX file is kept: making it takes longer than a measurement."""
+        if (self._settings.runner or "").partition(":")[0] not in SESSIONS:
+            with prepare_runner(self._dense, self._inputs, self._run_settings) as dense:
+                yield dense
+            return
+        if self._kept_dense is None:
+            self._kept_dense = self._kept.enter_context(prepare_runner(self._dense, self._inputs, self._run_settings))
+        yield self._kept_dense
 
     def clear(self) -> None:
         """Free the memory of the last network, so that each one starts like the first."""
@@ -663,10 +722,10 @@ class DeviceProfiler:
             if settings.runner is None:
                 self._set_runner(runner.runner, runner.reason)
             self._versions = runner.versions
-            for _ in range(settings.warmup_runs):
-                runner.run()
-            load, _ = make_workload(runner.run, self._device.type, self._clock, is_asynchronous=runner.is_asynchronous)
-            return probe_counter(self._meter, load, settings.probe_seconds, clock=self._clock)
+            return probe_under_load(
+                runner.run, self._meter, settings, device=self._device, is_asynchronous=runner.is_asynchronous,
+                clock=self._clock,
+            )  # fmt: skip
 
 
 class AnalyticProfiler:
@@ -726,10 +785,11 @@ def _checked_device(device: torch.device | str) -> torch.device:
         raise BadMeasurement(f"device {str(device)!r} cannot be used here: {_reason(error)}") from None
 
 
+def _turn_ratios(results: Sequence[Measurement], references: Sequence[Measurement], name: str) -> list[float]:
+    """Cost of each result relative to the mean of the reference before and after it."""
+    costs, dense = ([getattr(one, name) for one in measured] for measured in (results, references))
+    return [2 * cost / (dense[turn] + dense[turn + 1]) for turn, cost in enumerate(costs)]
+
+
 def _now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-def _rounded(value: float | None) -> float | None:
-    """Four digits are enough for the quality of a number."""
-    return None if value is None else float(f"{value:.4g}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ecc.errors import BadMeasurement, EccError, first_line
 from ecc.settings import MeasureSettings
 
-from .window import check_device, measure
+from .window import check_device, measure, probe_under_load
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ecc.task import Inputs
 
+    from .counter import CounterProbe
     from .meter import Clock, Meter
 
 OUTPUT_TOLERANCE = 0.05
@@ -233,8 +234,9 @@ class _Search:
         drawn = settings.input_data == "random"
         self._inputs = draw_inputs(example_input, device) if drawn else example_input
         self._meter, self._device, self._evaluate = meter, device, evaluate
-        self._settings = replace(settings, input_data="example", min_repeats=3, max_repeats=5)
+        self._settings = replace(settings, input_data="example", min_repeats=2, max_repeats=4)
         self._calibration, self._clock = calibration, clock
+        self._counter: CounterProbe | None = None
         self._wanted: Any = None
         self._score: float | None = None
 
@@ -242,7 +244,7 @@ class _Search:
         """Measure a candidate; a failure becomes the reason of its exclusion."""
         try:
             return self._measure(one, _with(self._settings, one), output_tolerance, score_tolerance)
-        except (EccError, RuntimeError, MemoryError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - one runtime that fails in its own way must not end the search
             reason = str(error) if isinstance(error, EccError) else first_line(error)
             return replace(one, excluded=reason.splitlines()[0][:200])
         finally:
@@ -274,6 +276,11 @@ class _Search:
                 one, self._score = replace(one, score=score), score if self._score is None else self._score
                 if score < self._score - score_tolerance:
                     return replace(one, excluded=f"the score is {self._score - score:.4f} lower")
+            if self._counter is None:  # a property of the meter, so once is enough
+                self._counter = probe_under_load(
+                    ready.run, self._meter, settings, device=ready.device, is_asynchronous=ready.is_asynchronous,
+                    clock=self._clock,
+                )  # fmt: skip
             result = measure(
                 ready.run,
                 self._meter,
@@ -281,6 +288,7 @@ class _Search:
                 device=ready.device,
                 batch=ready.batch,
                 is_asynchronous=ready.is_asynchronous,
+                counter=self._counter,
                 clock=self._clock,
             )
         return replace(one, joules=result.joules, seconds=result.seconds)

@@ -162,6 +162,29 @@ def measure(
     return measurement
 
 
+def probe_under_load(
+    run: Callable[[], object],
+    meter: Meter,
+    settings: MeasureSettings,
+    *,
+    device: torch.device | str,
+    is_asynchronous: bool = True,
+    clock: Clock | None = None,
+) -> CounterProbe:
+    """Observe the counter of a meter idle and under a function, before many networks are measured with it.
+
+    The arguments are those of `measure`.
+
+    Raises:
+        BadMeasurement: If the counter decreases.
+    """
+    clock = clock or Clock()
+    for _ in range(settings.warmup_runs):
+        run()
+    load, _ = make_workload(run, str(device).partition(":")[0], clock, is_asynchronous=is_asynchronous)
+    return probe_counter(meter, load, settings.probe_seconds, clock=clock)
+
+
 def _time_reading(meter: Meter, clock: Clock) -> float:
     started = clock.now()
     for _ in range(3):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.energy import Cost
-from ecc.errors import BadTask
+from ecc.errors import BadTask, EccError
 from ecc.graph import (
     ChannelGraph,
     live_masks,
@@ -206,6 +206,21 @@ def check_needs_held_out(method: Method, task: Task) -> None:
         raise BadTask(
             f"method {method.name!r} compares candidates on held-out data, and task {task.name!r} has no "
             "evaluate_held_out. Add it, or use a method that does not need it, such as ecc."
+        )
+
+
+def check_method(method: Method, task: Task, settings: CompressSettings) -> None:
+    """Check that a method can be used for a task with these settings, before anything is measured.
+
+    Raises:
+        BadTask: If it needs held-out data, and the task has none.
+        EccError: If it prunes while it trains, and there are no steps for it.
+    """
+    check_needs_held_out(method, task)
+    if has_schedule(method) and settings.prune_steps < 1:
+        raise EccError(
+            f"method {method.name!r} prunes while it trains, and prune_steps is 0; give more steps, or the method "
+            "one_shot, which does not train."
         )
 
 

@@ -17,12 +17,14 @@ its schedule, other methods when they are done.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ecc.energy import Cost, dense_cost
 from ecc.records import from_builtins, to_builtins
@@ -38,8 +40,11 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at 15 % of the steps.
 """
 
-PROPOSALS = (4, 12, 4)
-"""Most measurements of proposed widths at each checkpoint before the last."""
+READINGS = (1, 7, 3)
+"""Most readings of proposed widths at each checkpoint before the last. None is taken after one within the band."""
+
+HEADROOM = 1.03
+"""Targets, as multiples of the corrected ones, until widths are chosen: pruned channels do not come back."""
 
 TOLERANCE_BAND = (0.98, 1.0)
 """Measured cost of a good result, as a fraction of the budget."""
@@ -61,6 +66,10 @@ class _Bracket:
     targets: list[float]
     ratio: float
     check: CostCheck
+
+
+_Candidate: TypeAlias = tuple[dict[str, int], list[float]]
+"""Widths, and targets that lead to them."""
 
 
 class BudgetController:
@@ -167,104 +176,128 @@ class BudgetController:
     def _measure_proposals(self, progress: float) -> CostCheck | None:
         """Measure widths that the method would prune to, until some are within the band, and choose these.
 
-        The choice at the second checkpoint leaves room for more channels. It is replaced at the third one, where the
-        importance is known better, if widths within the band are found again.
-
-        The candidates are the method's proposals for many targets. After each measurement, `estimate_error` says where
-        the others are on the device, and the one that seems to be closest to the middle of the band is measured next.
+        The first checkpoint only corrects the targets. The choice at the second one leaves room for more channels. The
+        third one is used if nothing was within the band.
         """
         if not hasattr(self._method, "propose"):
             return None
-        tries = PROPOSALS[self._next_checkpoint]
-        while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
-            tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
-            self._next_checkpoint += 1
-        chooses = self._next_checkpoint > 1  # from the second checkpoint on
-        if (check := self._check_dense(progress)) is not None:
-            return check
-        found = self._search(tries, progress, chooses)
-        if not found:
+        first = self._propose(self._context.targets)
+        if first is None:
             return None
-        top, _ = self._aim()
+        readings = READINGS[self._next_checkpoint]
+        while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
+            readings = max(readings, READINGS[self._next_checkpoint])  # a short schedule passes several at once
+            self._next_checkpoint += 1
+        if self._is_dense(first):
+            check = self._check(first, progress)
+            if self._ratio(check) <= self._band[1]:  # nothing has to be pruned
+                self.checks.append(check)
+                self._context.targets = list(check.targets.values())
+                return check
+        found = self._search(first, readings, progress)
+        if self._chosen is not None and self._can_reach(self._chosen.check.widths):
+            found.append(self._chosen)  # the best one of the checkpoint before
+        _, top, _ = self._aim()
         fitting = [one for one in found if one.ratio <= top]
-        if not any(one.ratio >= self._band[0] for one in fitting):  # rather half of the margin than a smaller network
-            fitting += [one for one in found if top < one.ratio <= (top + self._band[1]) / 2]
+        if not any(one.ratio >= self._band[0] for one in fitting):
+            fitting += self._measure_again([one for one in found if top < one.ratio <= self._band[1]], progress)
         best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
-        self._context.targets = list(best.targets)
-        if best not in fitting or best.ratio < self._band[0]:
-            self._context.targets = self._corrected(best.check.widths)
-        is_better = best in fitting and (self._chosen is None or best.ratio >= self._band[0])
-        if chooses and is_better and not self._is_dense(best.check.widths):
-            self._chosen = best
+        is_good = best in fitting and best.ratio >= self._band[0]
+        is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
+        self._chosen = best if best in fitting and self._next_checkpoint > 1 else None
+        if is_good or (is_last and fitting):
+            self._context.targets = list(best.targets)
+        else:
+            room = 1.0 if is_last else HEADROOM
+            self._context.targets = [room * target for target in self._corrected(best.check.widths)]
+        if self._chosen is not None and (is_good or is_last):
             self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
-        if self._chosen is not None:
-            self._context.targets = list(self._chosen.targets)
+            self._next_checkpoint = len(CHECKPOINTS) - 1
         return self.checks[-1]
 
-    def _search(self, tries: int, progress: float, with_neighbours: bool) -> list[_Bracket]:
-        """Measure proposals until one is within the band."""
-        candidates = self._candidates()
+    def _can_reach(self, widths: Mapping[str, int]) -> bool:
+        """Whether the present network can be pruned to these widths."""
+        present = self._context.named_widths()
+        return all(width <= present[name] for name, width in widths.items())
+
+    def _search(self, first: dict[str, int], readings: int, progress: float) -> list[_Bracket]:
+        """Measure the candidate that is most probably within the band, until one is.
+
+        Candidates are proposals of the method for targets around the corrected ones, and networks that differ from a
+        measured one in a single group.
+        """
+        candidates = {_key(first): (first, list(self._context.targets))}
         found: list[_Bracket] = []
-        while candidates and len(found) < tries:
-            top, aim = self._aim()
-            ratios = {number: self._estimated_ratio(widths) for number, (widths, _) in enumerate(candidates)}
-            number = min(ratios, key=lambda one: (ratios[one] > top, abs(ratios[one] - aim)))
-            widths, targets = candidates.pop(number)
+        while len(found) < readings:
+            if self.checks and len(found) < 2:
+                candidates = self._proposals(first)  # around corrected targets
+            neighbours = self._neighbours(found)
+            measured = {_key(check.widths) for check in self.checks if check.step == self.steps}
+            choices = [one for key, one in {**neighbours, **candidates}.items() if key not in measured]
+            if not choices:
+                break
+            widths, targets = self._most_probable(choices)
             check = self._check(widths, progress)
             self.checks.append(check)
-            ratio = max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values())
-            found.append(_Bracket(targets, ratio, check))
-            if self._band[0] <= ratio <= self._aim()[0]:
+            found.append(_Bracket(targets, self._ratio(check), check))
+            low, top, _ = self._aim()
+            if low <= found[-1].ratio <= top:
                 break
-            if len(found) == 1:
-                candidates = self._candidates()  # around corrected targets
-            if with_neighbours and (2 * len(found) >= tries or not candidates):
-                candidates += self._neighbours(found)
         return found
 
-    def _check_dense(self, progress: float) -> CostCheck | None:
-        """If the method would prune nothing, and does not have to, the measurement of the dense network."""
-        widths = self._propose(self._context.targets)
-        if widths is None or not self._is_dense(widths):
-            return None
-        check = self._check(widths, progress)
-        ratios = budget_ratios(check.measured, check.predicted, self._context.costs, self._limits)
-        if max(ratios.values()) > self._band[1]:
-            return None
-        self.checks.append(check)
-        self._context.targets = list(check.targets.values())
-        return check
-
-    def _aim(self) -> tuple[float, float]:
-        """Largest ratio that is accepted, and the ratio to aim at: the middle of the band where readings have noise."""
-        relative_ci = self.checks[-1].relative_ci if self.checks else None
-        top = self._band[1] - _margin(relative_ci)
-        return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
-
-    def _candidates(self) -> list[tuple[dict[str, int], list[float]]]:
-        """Different proposals of the method, for targets around the present ones, or around corrected ones."""
-        context, found = self._context, {}
-        first = self._propose(context.targets)
-        if first is None:
+    def _measure_again(self, near: Sequence[_Bracket], progress: float) -> list[_Bracket]:
+        """The cheapest of networks within the safety margin, if the mean of two readings leaves its smaller margin."""
+        if not near:
             return []
-        centre = self._corrected(first) if self.checks else list(context.targets)
-        is_exact = [bool(self.checks) and cost.resource not in self.checks[-1].measured for cost in context.costs]
-        measured = {tuple(check.widths.values()) for check in self.checks}
+        one = min(near, key=lambda one: one.ratio)
+        self.checks.append(self._check(one.check.widths, progress))
+        mean = _mean_check([one.check, self.checks[-1]])
+        ratio = self._ratio(mean)
+        return [_Bracket(one.targets, ratio, mean)] if ratio <= self._band[1] - _margin(mean.relative_ci) else []
+
+    def _aim(self) -> tuple[float, float, float]:
+        """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise."""
+        relative_ci = self.checks[-1].relative_ci if self.checks else None
+        margin = _margin(relative_ci)
+        low, top = self._band[0] + margin / 2, self._band[1] - margin
+        return low, top, top - (0.5 if relative_ci else 0.1) * (top - low)
+
+    def _most_probable(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """The candidate whose cost is most probably within the band; of equal ones, the closest to the aim."""
+        low, top, aim = self._aim()
+        predicted = [self._context.predicted(widths) for widths, _ in candidates]
+        below_low, below_top, ratios = np.ones(len(candidates)), np.ones(len(candidates)), np.zeros(len(candidates))
+        for cost, limit in zip(self._context.costs, self._limits, strict=True):
+            error, deviation = estimate_errors(self.checks, cost.resource, [widths for widths, _ in candidates])
+            ratio = np.log([one[cost.resource] / limit for one in predicted]) + error
+            is_exact = bool(self.checks) and cost.resource not in self.checks[-1].measured
+            below_low *= _normal_cdf((np.log(low) - ratio) / deviation)
+            below_top *= _normal_cdf((np.log(self._band[1] if is_exact else top) - ratio) / deviation)
+            ratios = np.maximum(ratios, np.exp(ratio))
+        order = np.lexsort((abs(ratios - aim), -np.round(below_top - below_low, 2)))
+        return candidates[order[0]]
+
+    def _proposals(self, first: Mapping[str, int]) -> dict[tuple[int, ...], _Candidate]:
+        """Different proposals of the method, for targets around corrected ones."""
+        found, centre = {}, self._corrected(first)
+        is_exact = [cost.resource not in self.checks[-1].measured for cost in self._context.costs]
         for distance in dict.fromkeys(sign * distance for distance in CANDIDATES for sign in (1, -1)):
             targets = [one if exact else one * (1 + distance) for one, exact in zip(centre, is_exact, strict=True)]
             widths = self._propose(targets)
             if widths is not None:
-                found[tuple(widths.values())] = (widths, targets)
-        last = self.checks[-1].step if self.checks else -1  # a network is not measured twice at one checkpoint
-        return [one for key, one in found.items() if key not in measured or last != self.steps]
+                found[_key(widths)] = (widths, targets)
+        return found
 
     def _corrected(self, widths: Mapping[str, int]) -> list[float]:
         """Targets that lead to the middle of the band, if the model is off as at these widths."""
-        _, aim = self._aim()
+        *_, aim = self._aim()
         found = []
         for cost, limit in zip(self._context.costs, self._limits, strict=True):
-            is_measured = cost.resource in self.checks[-1].measured  # an exact cost has its budget as target
-            found.append(aim * limit / estimate_error(self.checks, cost.resource, widths) if is_measured else limit)
+            if cost.resource in self.checks[-1].measured:
+                error, _ = estimate_errors(self.checks, cost.resource, [widths])
+                found.append(aim * limit / float(np.exp(error[0])))
+            else:
+                found.append(limit)  # an exact cost has its budget as target
         return found
 
     def _propose(self, targets: Sequence[float]) -> dict[str, int] | None:
@@ -273,15 +306,13 @@ class BudgetController:
         widths: dict[str, int] | None = self._method.propose(targets)  # type: ignore[attr-defined]
         return widths
 
-    def _neighbours(self, found: Sequence[_Bracket]) -> list[tuple[dict[str, int], list[float]]]:
-        """Widths that differ in one group from the best ones: one step wider if they cost too little, else narrower.
+    def _neighbours(self, found: Sequence[_Bracket]) -> dict[tuple[int, ...], _Candidate]:
+        """Networks that differ in one group from those measured closest to the band: wider below it, narrower above.
 
-        Where costs have large steps, no proposal may be within the band. All other widths are those of a measured
-        network, so the estimate is good.
+        All other widths are those of a measured network, so the estimate of their cost is good.
         """
         context, step = self._context, self._context.width_multiple
         present, least = context.named_widths(), dict(zip(context.graph.full_widths, context.min_widths(), strict=True))
-        measured = {tuple(check.widths.values()) for check in self.checks}
         below = [one for one in found if one.ratio <= self._band[0]]
         above = [one for one in found if one.ratio > self._band[0]]
         bases = [(max(below, key=lambda one: one.ratio), step)] if below else []
@@ -294,16 +325,12 @@ class BudgetController:
                     widths = {**base.check.widths, name: new}
                     predicted = context.predicted(widths).values()
                     targets = [max(*pair) for pair in zip(base.targets, predicted, strict=True)]
-                    neighbours[tuple(widths.values())] = (widths, targets)
-        return [one for key, one in neighbours.items() if key not in measured]
+                    neighbours[_key(widths)] = (widths, targets)
+        return neighbours
 
-    def _estimated_ratio(self, widths: Mapping[str, int]) -> float:
-        """What the cost of these widths would be on the device, as a fraction of the budget."""
-        predicted, ratios = self._context.predicted(widths), []
-        for cost, limit in zip(self._context.costs, self._limits, strict=True):
-            error = estimate_error(self.checks, cost.resource, widths)
-            ratios.append(predicted[cost.resource] * error / limit)
-        return max(ratios)
+    def _ratio(self, check: CostCheck) -> float:
+        """The largest cost as a fraction of its budget."""
+        return max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values())
 
     def _next_targets(self, check: CostCheck, below: _Bracket | None, above: _Bracket | None) -> list[float]:
         """Corrected targets; between a network that is too small and one that is too large, interpolated ones."""
@@ -384,8 +411,9 @@ class BudgetController:
         """No other network can be had: go back to the largest one within the budget, if there was one."""
         last, context = self.checks[-1], self._context
         if self._below is None:
-            ratio = max(budget_ratios(last.measured, last.predicted, context.costs, self._limits).values())
-            self.note = f"the cost is {ratio:.1%} of the budget, and {self._method.name} does not prune further."
+            self.note = (
+                f"the cost is {self._ratio(last):.1%} of the budget, and {self._method.name} does not prune further."
+            )
             return None
         if context.targets != self._below.targets:
             context.targets = list(self._below.targets)
@@ -461,32 +489,55 @@ def corrected_targets(
     return targets
 
 
-def estimate_error(checks: Sequence[CostCheck], resource: str, widths: Mapping[str, int]) -> float:
-    """Measured / predicted cost of widths that were not measured, from those that were.
+def estimate_errors(
+    checks: Sequence[CostCheck], resource: str, candidates: Sequence[Mapping[str, int]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Logarithm of measured / predicted cost of networks that were not measured, from those that were.
 
     The logarithm of the error is a constant plus an error of each width of each group, all of them independent. So
-    networks have similar errors if they share widths. The estimate is the mean of this Gaussian process given the
+    networks have similar errors if they share widths. The estimate is that of this Gaussian process given the
     measurements.
 
     Args:
         checks: The measurements.
-        resource: Which cost.
-        widths: By name of the group.
+        resource: Which cost. One that was not measured is exact.
+        candidates: Widths by name of the group.
+
+    Returns:
+        Mean and standard deviation for each candidate.
     """
     known = [check for check in checks if resource in check.measured]
-    if not known:
-        return 1.0
-    names = list(widths)
-    here = np.array([widths[name] for name in names])
-    there = np.array([[check.widths[name] for name in names] for check in known])
+    if checks and not known:
+        return np.zeros(len(candidates)), np.full(len(candidates), 1e-9)
+    names = list(candidates[0])
+    here = np.array([[widths[name] for name in names] for widths in candidates])
+    there = np.array([[check.widths[name] for name in names] for check in known]).reshape(len(known), len(names))
     errors = np.log([check.measured[resource] / check.predicted[resource] for check in known])
     noise = np.array([_margin(check.relative_ci) / 2 for check in known])
 
     def covariance(one: Any, other: Any) -> Any:
-        return _COMMON_ERROR**2 + _WIDTH_ERROR**2 * (one == other).mean(-1)
+        return _COMMON_ERROR**2 + _WIDTH_ERROR**2 * (one[:, None] == other[None]).mean(-1)
 
-    between = covariance(there[:, None], there[None]) + np.diag(noise**2)
-    return float(np.exp(covariance(there, here) @ np.linalg.solve(between, errors)))
+    across = covariance(here, there)
+    weights = np.linalg.solve(covariance(there, there) + np.diag(noise**2), np.column_stack([errors, across.T]))
+    variance = _COMMON_ERROR**2 + _WIDTH_ERROR**2 - (across * weights[:, 1:].T).sum(1)
+    return across @ weights[:, 0], np.sqrt(np.maximum(variance, 1e-18))
+
+
+def _normal_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])
+
+
+def _mean_check(readings: Sequence[CostCheck]) -> CostCheck:
+    """The mean of several readings of one network."""
+    last, count = readings[-1], len(readings)
+    measured = {name: statistics.fmean(one.measured[name] for one in readings) for name in last.measured}
+    ci = None if last.relative_ci is None else math.hypot(*(one.relative_ci or 0.0 for one in readings)) / count
+    return replace(last, measured=measured, relative_ci=ci)
+
+
+def _key(widths: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(widths.values())
 
 
 def _margin(relative_ci: float | None) -> float:

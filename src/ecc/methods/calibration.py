@@ -25,7 +25,7 @@ from ecc.torch_utils import eval_mode
 from ecc.training.distill import training_loss
 
 from .base import PruningContext
-from .reconstruction import model_inputs
+from .reconstruction import forward_hooks, model_inputs
 
 BATCHES = 16
 """Calibration batches by default."""
@@ -91,14 +91,7 @@ def activation_statistics(
         total[1] = total[1] + seen.sum(0)
         total[2] = total[2] + seen.square().sum(0)
 
-    handles = [module.register_forward_pre_hook(hook) for module in sums]
-    try:
-        with eval_mode(model):
-            for one in inputs:
-                call_model(model, one)
-    finally:
-        for handle in handles:
-            handle.remove()
+    _run_with_hooks(model, inputs, dict.fromkeys(sums, hook), before=True)
     found: dict[str, list[ActivationStatistics]] = {}
     for (name, _), (module, one) in consumers.items():
         count, total, squares = sums[module]
@@ -183,14 +176,7 @@ def block_influence(model: nn.Module, inputs: Sequence[Any]) -> dict[str, float]
 
         return record
 
-    handles = [block.register_forward_hook(hook(path), with_kwargs=True) for path, block in blocks.items()]
-    try:
-        with eval_mode(model):
-            for one in inputs:
-                call_model(model, one)
-    finally:
-        for handle in handles:
-            handle.remove()
+    _run_with_hooks(model, inputs, {block: hook(path) for path, block in blocks.items()}, with_kwargs=True)
     return {path: total / max(1, count) for path, (total, count) in totals.items()}
 
 
@@ -258,6 +244,13 @@ def restored_tensors(model: nn.Module, graph: ChannelGraph, groups: Sequence[str
         with torch.no_grad():
             for name, tensor in kept.items():
                 tensors[name].copy_(tensor)
+
+
+def _run_with_hooks(model: nn.Module, inputs: Sequence[Any], hooks: Mapping[nn.Module, Any], **options: bool) -> None:
+    """Run a network on some inputs with hooks, which `forward_hooks` describes."""
+    with forward_hooks(hooks, **options), eval_mode(model):
+        for one in inputs:
+            call_model(model, one)
 
 
 def _reads_last_axis(module: nn.Module | None, one: ParamSlice) -> bool:

@@ -52,6 +52,7 @@ from ecc.training import (
     save_state,
     to_device,
     train,
+    weights_checksum,
 )
 
 from .base import (
@@ -59,7 +60,7 @@ from .base import (
     Method,
     PruningContext,
     can_remove_branches,
-    check_needs_held_out,
+    check_method,
     has_schedule,
     trace_task,
 )
@@ -69,6 +70,9 @@ from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, chec
 from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
 from .runner import CompressedModel, CompressionRunner, OptimizerFactory
+
+PRUNED_FILE = "pruned.safetensors"
+"""Weights of the masked network at the end of pruning, for a run that prunes it further."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,8 @@ class Compression(CompressionRunner):
         freeze: Modules whose output channels are not pruned, as for `trace_channels`.
         method: Name of a method, or a `Method`.
         optimizer: Function from parameters to an optimizer; None for Adam. See `CompressionRunner`.
+        start_weights: Weights of the network with masked channels from which pruning starts; those of the task, which
+            are the dense ones, if None.
 
     Raises:
         BadBudget: If a budget needs a model that was not given.
@@ -118,8 +124,12 @@ class Compression(CompressionRunner):
         freeze: Sequence[str] = (),
         method: str | Method = "ecc",
         optimizer: OptimizerFactory | None = None,
+        start_weights: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(task, settings, device, optimizer)
+        self._start_weights = start_weights
+        self.keeps_pruned = False
+        """Whether to write `PRUNED_FILE`."""
         self.method = find_method(method) if isinstance(method, str) else method
         models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
         self.energy_models = {model.resource: model for model in models}
@@ -162,6 +172,15 @@ class Compression(CompressionRunner):
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
         return check_feasibility(self.graph, self.costs, self.limits, min_width_ratio=ratio, width_multiple=multiple)
 
+    def check_feasible(self) -> None:
+        """Refuse budgets that cannot be met.
+
+        Raises:
+            InfeasibleBudget: If no widths meet one of them.
+        """
+        ratio, multiple = self.settings.min_width_ratio, self.width_multiple
+        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple, self._with_branches)
+
     # ------------------------------------------------------------ phases
 
     def _check(self) -> None:
@@ -170,15 +189,9 @@ class Compression(CompressionRunner):
                 f"method {self.method.name!r} does not support distributed training; start it without torchrun. "
                 "Method ecc supports it."
             )
-        check_needs_held_out(self.method, self.task)
-        if has_schedule(self.method) and self.settings.prune_steps < 1:
-            raise EccError(
-                f"method {self.method.name!r} prunes while it trains, and prune_steps is 0; give more steps, or the "
-                "method one_shot, which does not train."
-            )
+        check_method(self.method, self.task, self.settings)
         self.costs, self.limits = self._resolve_budgets()
-        ratio, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple, self._with_branches)
+        self.check_feasible()
         self._dense: MeasuredCost | None = None
         self._pruned: PruneResult | None = None
         self._controller: BudgetController | None = None
@@ -194,7 +207,11 @@ class Compression(CompressionRunner):
         teacher = self._pretrain(model, resumed_in)
         measure = self._measure_dense()
         if self._pruned is None:
+            if self._start_weights is not None:
+                model.load_state_dict(self._start_weights)
             self._pruned = self._prune(model, teacher, measure, resumed_in)
+            if self.keeps_pruned and self.distributed.is_main:
+                save_state(self.folder.path / PRUNED_FILE, model.state_dict())
         small = self._finetune(model, teacher, self._pruned, resumed_in)
         self._score("finetuned", small)
         return self._finish(small, self._pruned)
@@ -392,6 +409,7 @@ class Compression(CompressionRunner):
             "meter": None if self.meter is None else self.meter.describe().device,
             "width_multiple": self.width_multiple,
             "method": {"name": self.method.name, **self.method.config()},
+            **({} if self._start_weights is None else {"start_weights": weights_checksum(self._start_weights)}),
         }
 
     def _state(self) -> dict[str, Any]:

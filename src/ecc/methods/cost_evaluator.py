@@ -24,7 +24,8 @@ from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
 REPEATS = (3, 8)
-"""Smallest and largest number of windows. A cost check is measured more carefully than one sample of a profile."""
+"""Smallest and largest number of windows. A cost check is measured more carefully than one sample of a profile: as many
+windows as a sample of the profile has, and at most three times as many, where that is more."""
 
 TARGET_CI = 0.005
 """Half width of the 95 % confidence interval to reach, relative to the mean."""
@@ -147,8 +148,9 @@ class CostEvaluator:
             return
         origin = next(iter(self._energy_models.values())).origin
         assert origin.settings is not None  # check_meter
-        least, most = repeats
-        settings = replace(origin.settings, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
+        profiled = origin.settings
+        least, most = max(repeats[0], profiled.min_repeats), max(repeats[1], 3 * profiled.min_repeats)
+        settings = replace(profiled, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
         place = device or origin.device_type
         self._profiler = open_profiler(model, graph, example_input, meter, settings, place, clock or Clock())
         now = self._profiler.versions

@@ -1,14 +1,15 @@
 """`OneShot`: prune a trained network to its budget without training, by the loss on held-out data per joule saved.
 
-The search goes from the dense network downwards, in rounds. In each round every *move* is tried on the network:
+The search goes from the dense network downwards, in rounds. In each round *moves* are tried on the network:
 
     a few channels, or a head, of one group          the least important ones by the Taylor criterion
     a whole residual branch                          an attention or MLP block of a transformer
 
 A move is rated by the increase of the held-out loss per cost that it saves, as the energy model predicts it. The best
 moves are made until the round has saved its share; then the remaining layers are refit (`reconstruction.py`), and the
-next round starts from there. The moves of all rounds form a path; a target is met by the shortest beginning of it. So a
-corrected target only moves along the path. The final network is the dense one with these channels masked, refit once.
+next round starts from there. Rounds do not depend on the target, so a corrected target only leads to another end. In
+the last round moves are chosen, and one of them made in part, so that the cost ends just below the target. The final
+network is the dense one with these channels masked, refit once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +35,10 @@ from .calibration import (
 )
 from .reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, reconstruct_best_, record_outputs
 
+_SLACK = 0.012  # how far below the targets a good end is, as a fraction of them
+_WIDE = 512  # channels of a group whose widths stay multiples of 8 in any case
+_PARTS = 8  # of a move, of which some are made at the end
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneShotSettings:
@@ -47,6 +53,7 @@ class OneShotSettings:
     refits: bool = True
     """Whether layers are refit. How is chosen by the held-out loss, and again every `choose_every` rounds."""
     choose_every: int = 3
+    """All moves are tried again after so many rounds, too; in the rounds between, only the better half."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,20 @@ class Move:
     """New widths of some groups; 0 for all groups of a branch removes it."""
 
     widths: dict[str, int]
-    loss: float
-    """Held-out loss after the move, when it was rated."""
+    increase: float
+    """Increase of the held-out loss."""
+    rating: float
+    """The increase per share of the dense cost that is saved."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Moves that were rated on one network, the best first."""
+
+    start: dict[str, int]
+    moves: tuple[Move, ...]
+    reached: dict[str, int]
+    """Widths after the moves that the round makes."""
 
 
 class OneShot(OneShotMethod):
@@ -63,19 +82,16 @@ class OneShot(OneShotMethod):
 
     Args:
         settings: The defaults if None.
-        path: Moves of an earlier search on the same network and resource, which is continued.
+        path: Rounds of an earlier search on the same network and resource, which is continued.
     """
 
     name = "one_shot"
     removes_branches = True
     needs_held_out = True
 
-    def __init__(self, settings: OneShotSettings | None = None, path: list[Move] | None = None) -> None:
+    def __init__(self, settings: OneShotSettings | None = None, path: list[Round] | None = None) -> None:
         self.settings = settings or OneShotSettings()
-        self.path: list[Move] = [] if path is None else path
-        """Moves in the order in which they are made."""
-        self.spare: list[Move] = []
-        """All moves that the last round rated."""
+        self.path: list[Round] = [] if path is None else path
 
     def config(self) -> dict[str, Any]:
         """The settings."""
@@ -94,7 +110,7 @@ class OneShot(OneShotMethod):
         self._consumers = _consumers(context)
         self._dense: DenseOutputs | None = None
         self._refit: Refit | None = None
-        self._rounds = 0
+        self._chosen_for = -1  # rounds after which the refit of the result was chosen
         if self.settings.refits:
             paths = sorted({path for paths in self._consumers.values() for path in paths})
             self._dense = record_outputs(context.model, paths, self._inputs)
@@ -103,71 +119,117 @@ class OneShot(OneShotMethod):
     def step(self) -> None:
         """Prune the dense network to the targets."""
         widths = self._find_widths()
-        self._apply(widths, choose=True)
+        self._apply(widths, choose=self._chosen_for != len(self.path))
+        self._chosen_for = len(self.path)
         self.pruned_for = list(self.context.targets)
-        self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
+        self.context.log({"phase": self.name, "rounds": len(self.path), "widths": widths})
 
     # ------------------------------------------------------------ search
 
     def _find_widths(self) -> dict[str, int]:
-        """Widths that meet the targets: a beginning of the path, extended if it is too short."""
-        widths = dict(self.context.graph.full_widths)
-        made, before = 0, widths
+        """Widths that meet the targets: whole rounds, of which more are added if they do not suffice, and an end."""
+        widths, made = dict(self.context.graph.full_widths), 0
         while self._violation(widths) > 0:
             if made == len(self.path):
                 found = self._round(widths)
-                if not found:
+                if found.reached == widths:
                     break
-                self.path += found
-            before = widths
-            widths = {**widths, **self.path[made].widths}
+                self.path.append(found)
+            widths = self.path[made].reached
             made += 1
-        if made:
-            widths = self._smaller_last_move(before, widths, self.path[made - 1])
-        return self._fill_up(widths)
+        return self._end(self.path[made - 1]) if made and self._violation(widths) <= 0 else widths
 
-    def _smaller_last_move(self, before: Mapping[str, int], widths: dict[str, int], last: Move) -> dict[str, int]:
-        """The last move, or another one that also meets the targets and is rated better by its loss."""
-        best, least = widths, last.loss
-        for move in [*self.path, *self.spare]:
-            after = {**before, **move.widths}
-            is_new = all(before[name] > width for name, width in move.widths.items())
-            if is_new and move.loss < least and self._violation(after) <= 0:
-                best, least = after, move.loss
-        return best
-
-    def _round(self, widths: Mapping[str, int]) -> list[Move]:
-        """The moves of the next round."""
-        context = self.context
-        self._apply(widths, choose=self._rounds % self.settings.choose_every == 1)
-        self._rounds += 1
+    def _round(self, widths: dict[str, int]) -> Round:
+        """Rate moves, and make the best ones."""
+        context, known = self.context, self._known_increases()
+        self._apply(widths, choose=len(self.path) % self.settings.choose_every == 1)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
-        rated: list[tuple[float, int, dict[str, int], float]] = []
+        rated: list[Move] = []
         for change in self._candidates(widths):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
                 continue
-            with restored_tensors(context.model, context.graph, list(change)):
-                mask_(context, self.importance, {**widths, **change})
-                loss = -context.held_out(context.model)
-            increase = loss - now if math.isfinite(loss) else math.inf
+            increase = known.get(_key(change), math.nan)
+            if math.isnan(increase):
+                with restored_tensors(context.model, context.graph, list(change)):
+                    mask_(context, self.importance, change)
+                    loss = -context.held_out(context.model)
+                increase = loss - now if math.isfinite(loss) else math.inf
             # Moves that lower the loss are ordered by the loss, the others by loss per cost.
-            rated.append((increase * saved if increase < 0 else increase / saved, len(rated), change, loss))
-        found: list[Move] = []
-        self.spare = [Move(dict(change), loss) for _, _, change, loss in rated]
-        reached, end = dict(widths), cost - self.settings.round_share
-        for _, _, change, loss in sorted(rated, key=lambda one: one[:2]):
-            if any(reached[name] != widths[name] for name in change):
-                continue  # a branch and one of its groups
-            reached.update(change)
-            found.append(Move(dict(change), loss))
+            rated.append(Move(dict(change), increase, increase * saved if increase < 0 else increase / saved))
+        rated.sort(key=lambda move: move.rating)
+        reached, end = widths, cost - self.settings.round_share
+        for move in rated:
             if self._relative_cost(reached) <= end:
                 break
-        return found
+            if _is_new(move, widths, reached):
+                reached = {**reached, **move.widths}
+        return Round(widths, tuple(rated), reached)
+
+    def _end(self, last: Round) -> dict[str, int]:
+        """Widths just below the targets, from moves of the last round with the smallest total increase of the loss.
+
+        A knapsack problem: at most one move, or a part of it, for each branch. The increases and what moves save are
+        added up as if they were independent, so the ends are checked, the best first.
+        """
+        need = self._violation(last.start)
+        unit = _SLACK / 4
+        size = math.ceil((need + _SLACK) / unit)
+        least, chosen = np.full(size + 1, np.inf), []  # the least increase for each amount that is saved, in units
+        least[0] = 0
+        options = self._options(last)
+        for parts in options:
+            before, best = least.copy(), np.full(size + 1, -1)
+            for number, (widths, increase) in enumerate(parts):
+                saved = round((need - self._violation({**last.start, **widths})) / unit)
+                if not 0 < saved <= size:
+                    continue
+                total = before[: size + 1 - saved] + increase
+                is_better = total < least[saved:]
+                least[saved:][is_better] = total[is_better]
+                best[saved:][is_better] = number * (size + 1) + saved
+            chosen.append(best)
+        for amount in sorted(range(math.floor(need / unit), size + 1), key=least.__getitem__):
+            if not math.isfinite(least[amount]):
+                break
+            widths, left = dict(last.start), amount
+            for parts, best in zip(reversed(options), reversed(chosen), strict=True):
+                if best[left] >= 0:
+                    number, saved = divmod(int(best[left]), size + 1)
+                    widths.update(parts[number][0])
+                    left -= saved
+            if -_SLACK <= self._violation(widths) <= 0:
+                return widths
+        return last.reached
+
+    def _options(self, last: Round) -> list[list[tuple[dict[str, int], float]]]:
+        """Widths and the increase of the loss of each move and of parts of it, in one list for each branch."""
+        owners = {name: branch for branch, groups in self._branches.items() for name in groups}
+        found: dict[str, list[tuple[dict[str, int], float]]] = {}
+        for move in last.moves:
+            if not math.isfinite(move.increase):
+                continue
+            name, *others = move.widths
+            mine = found.setdefault(owners.get(name, name), [])
+            mine.append((move.widths, move.increase))
+            now, least = last.start[name], move.widths[name]
+            if others or least == 0:
+                continue
+            grain = 8 if self.context.graph.full_widths[name] >= _WIDE else 1
+            parts = {now - round(part * (now - least) / _PARTS / grain) * grain for part in range(1, _PARTS)}
+            mine += [({name: one}, move.increase * (now - one) / (now - least)) for one in parts if least < one < now]
+        return list(found.values())
+
+    def _known_increases(self) -> dict[tuple[bool, tuple[str, ...]], float]:
+        """Increases of the loss that need not be computed again: those of the worse half of the last round."""
+        if len(self.path) % self.settings.choose_every == 0:
+            return {}
+        moves = self.path[-1].moves
+        return {_key(move.widths): move.increase for move in moves[-(-len(moves) // 2) :]}
 
     def _candidates(self, widths: Mapping[str, int]) -> list[dict[str, int]]:
-        """Changes of widths that are tried."""
+        """Changes of widths that are considered."""
         context, found = self.context, []
         for group, least in zip(context.graph.groups, context.min_widths(), strict=True):
             width = widths[group.name]
@@ -175,19 +237,6 @@ class OneShot(OneShotMethod):
                 found.append({group.name: max(least, _less(width, group.width, self.settings.move_share))})
         present = (groups for groups in self._branches.values() if any(widths[name] for name in groups))
         return [*found, *(dict.fromkeys(groups, 0) for groups in present)]
-
-    def _fill_up(self, widths: dict[str, int]) -> dict[str, int]:
-        """Give channels back, those of the last moves first, as far as the targets allow."""
-        full = self.context.graph.full_widths
-        order = dict.fromkeys(name for move in reversed(self.path) for name in move.widths)
-        for name in order:
-            grain = min(8, _grain(full[name]))
-            while widths[name] > 0 and widths[name] + grain <= full[name]:
-                more = {**widths, name: widths[name] + grain}
-                if self._violation(more) > 0:
-                    break
-                widths = more
-        return widths
 
     def _apply(self, widths: Mapping[str, int], *, choose: bool) -> None:
         """The dense network with these channels masked, refit in the best way or in that of the last choice."""
@@ -219,6 +268,16 @@ class OneShot(OneShotMethod):
         full = torch.tensor([float(group.width) for group in context.graph.groups], dtype=torch.float64)
         shares = [float(cost.to("cpu").value(vector) / cost.to("cpu").value(full)) for cost in context.costs]
         return sum(shares) / len(shares)
+
+
+def _is_new(move: Move, start: Mapping[str, int], widths: Mapping[str, int]) -> bool:
+    """Whether none of its groups has changed since the start of a round: a branch excludes its groups."""
+    return all(widths[name] == start[name] for name in move.widths)
+
+
+def _key(change: Mapping[str, int]) -> tuple[bool, tuple[str, ...]]:
+    """The same for changes of the same groups in the same way."""
+    return any(change.values()), tuple(change)
 
 
 def _consumers(context: PruningContext) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ that were removed before it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +37,9 @@ class Refit:
     """Regularisation towards the present weights."""
     follows_stream: bool = True
     """Whether layers are refit to the residual stream rather than to their own outputs."""
+    is_relative: bool = True
+    """Whether errors count relative to the norm of the stream, which the next block divides it by. In language models a
+    few tokens have streams whose norm is hundreds of times that of the others, and would determine the weights."""
 
 
 REFITS = (None, Refit(0.3), Refit(0.03), Refit(0.003), Refit(0.03, follows_stream=False))
@@ -73,7 +76,7 @@ def record_outputs(model: nn.Module, paths: Sequence[str], batches: Sequence[Any
 
         return hook
 
-    with _hooked(model, sums), _forward_hooks({modules[path]: record(path) for path in paths}), eval_mode(model):
+    with _hooked(model, sums), forward_hooks({modules[path]: record(path) for path in paths}), eval_mode(model):
         for batch in batches:
             sums.start()
             call_model(model, batch)
@@ -96,19 +99,21 @@ def reconstruct_(
         refit: How; `Refit()` if None.
     """
     modules, refit = refittable_modules(model), refit or Refit()
-    residuals = dense.residuals if refit.follows_stream else {}
     sums = _Sums()
     whole = _joined(batches)
 
     def refit_at(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, nn.Linear)
-            targets = torch.cat(dense.outputs[path]).to(args[0].dtype)
-            if path in residuals and sums.stream is not None and sums.stream.shape == targets.shape:
-                targets = targets + torch.cat(residuals[path]) - sums.stream
+            targets, scales = torch.cat(dense.outputs[path]).to(args[0].dtype), None
+            if path in dense.residuals:
+                stream = targets + torch.cat(dense.residuals[path])
+                scales = 1 / stream.norm(dim=-1).clamp(min=1e-6).flatten() if refit.is_relative else None
+                if refit.follows_stream and sums.stream is not None and sums.stream.shape == targets.shape:
+                    targets = stream - sums.stream
             if bool((module.weight != 0).any()):
                 masked = (module.weight == 0).all(1)
-                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), refit.ridge)
+                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), refit.ridge, scales)
                 module.weight[masked] = 0  # channels of the residual stream that are pruned
 
         return hook
@@ -116,7 +121,7 @@ def reconstruct_(
     chosen: dict[nn.Module, Any] = {
         modules[path]: refit_at(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))
     }
-    with _hooked(model, sums), _forward_hooks(chosen, before=True), eval_mode(model):
+    with _hooked(model, sums), forward_hooks(chosen, before=True), eval_mode(model):
         call_model(model, whole)
 
 
@@ -216,14 +221,23 @@ def _hooked(model: nn.Module, sums: _Sums) -> Iterator[None]:
         if args and isinstance(args[0], Tensor):
             sums.normalized(args[0])
 
-    with _forward_hooks({module: hook for module in model.modules() if _is_norm(module)}, before=True):
+    with forward_hooks({module: hook for module in model.modules() if _is_norm(module)}, before=True):
         yield
 
 
 @contextmanager
-def _forward_hooks(hooks: dict[nn.Module, Any], *, before: bool = False) -> Iterator[None]:
+def forward_hooks(hooks: Mapping[nn.Module, Any], *, before: bool = False, with_kwargs: bool = False) -> Iterator[None]:
+    """A block in which hooks of modules are called after their forward pass, or before it.
+
+    Args:
+        hooks: By module.
+        before: Whether they are called before the forward pass.
+        with_kwargs: Whether they get keyword arguments, too.
+    """
     handles = [
-        module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
+        module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
+        if before
+        else module.register_forward_hook(hook, with_kwargs=with_kwargs)
         for module, hook in hooks.items()
     ]
     try:

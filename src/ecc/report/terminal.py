@@ -25,7 +25,7 @@ from ecc.formatting import percent, score_text, si
 from ecc.graph import ChannelGraph, ChannelGroup, Role
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.profile import Profile, drift_remedy
-from ecc.run_records import Feasibility, RunSummary
+from ecc.run_records import Feasibility, Front, RunSummary
 from ecc.settings import deployment
 
 from .load import GridRow, MeanStd
@@ -385,6 +385,26 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     if summary.note:
         lines.append(f"Note: {summary.note}")
     lines.append(f"{folder}: {files}, summary.json, history.jsonl")
+    return Group(table, *map(plain, lines))
+
+
+def front_table(front: Front, folder: str | Path) -> RenderableType:
+    """The results of several budgets."""
+    metric = front.metric
+    dense = "" if front.dense_score is None else f", dense {score_text(front.dense_score, metric)}"
+    table = _table("budget", "result", "of dense", "of budget", metric + dense, "batches", "", title=front.task)
+    for row in front.rows:
+        table.add_row(
+            plain(row.budget),
+            plain(f"{si(row.result, row.unit)} ({row.label})"),
+            percent(row.result / row.dense),
+            percent(row.result / row.limit),
+            "" if row.score is None else score_text(row.score, metric),
+            f"{row.batches:,}",
+            "met" if row.met else "NOT MET",
+        )
+    places = ", ".join(row.folder for row in front.rows)
+    lines = [f"{front.batches:,} batches in all.", f"{folder}: front.json; the networks are in {places}"]
     return Group(table, *map(plain, lines))
 
 

@@ -12,6 +12,7 @@ When a run resumes, its history is cut back to the checkpoint. In the end it rea
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -269,8 +270,15 @@ def _check_config(path: Path, config: Any) -> None:
         )
 
 
+TOLERANCE = 1e-6
+"""Relative difference of numbers that counts as none: with another number of threads, a fit has other last digits."""
+
+
 def first_difference(before: Any, now: Any, place: str = "") -> tuple[str, str, str] | None:
-    """The first field in which two configs differ, with both values as JSON; None if they are equal."""
+    """The first field in which two configs differ, with both values as JSON; None if they are equal.
+
+    Numbers that are not whole may differ by `TOLERANCE`.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         for key in [*now, *(key for key in before if key not in now)]:
             below = f"{place}.{key}" if place else str(key)
@@ -282,7 +290,10 @@ def first_difference(before: Any, now: Any, place: str = "") -> tuple[str, str, 
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = enumerate(zip(before, now, strict=True))
         return next((found for index, pair in pairs if (found := first_difference(*pair, f"{place}[{index}]"))), None)
-    is_same = before == now and isinstance(before, bool) == isinstance(now, bool)
+    if isinstance(before, float) and isinstance(now, float):
+        is_same = math.isclose(before, now, rel_tol=TOLERANCE)
+    else:
+        is_same = before == now and isinstance(before, bool) == isinstance(now, bool)
     return None if is_same else (place or "config", _as_json(before), _as_json(now))
 
 

@@ -71,6 +71,18 @@ class Norm(Block):
         return self.layer(x)
 
 
+@block(LEAVES, bias=FLAG)
+class ChannelLayerNorm(Block):
+    """Statistics over the channels of each position. Masked channels are left out of them."""
+
+    def __init__(self, shape: Shape, bias: bool) -> None:
+        super().__init__(shape)
+        self.layer = nn.LayerNorm(self.channels, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.movedim(1, -1)).movedim(-1, 1)
+
+
 @block(LEAVES)
 class SpatialLayerNorm(Block):
     """Statistics over the positions of each channel by itself."""

@@ -41,7 +41,7 @@ class Leak(Block):
         return y if y.shape == x.shape else x * y.mean((1, 2)).view(-1, 1, *[1] * self.dims)
 
 
-@block(LEAKS, kind=one_of("layer", "layer over all", "group"))
+@block(LEAKS, kind=one_of("layer without weight", "layer over all", "group"))
 class LeakyNorm(Block):
     def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__(shape)
@@ -50,11 +50,12 @@ class LeakyNorm(Block):
         if kind == "group":
             self.layer = nn.GroupNorm(1, self.channels)
         else:
-            self.layer = nn.LayerNorm(self.channels if kind == "layer" else shape)
+            plain = kind == "layer without weight"
+            self.layer = nn.LayerNorm(self.channels if plain else shape, elementwise_affine=not plain)
         self.expects["in"] = "group_norm" if kind == "group" else "layer_norm"
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "layer":
+        if self.kind == "layer without weight":
             return self.layer(x.movedim(1, -1)).movedim(-1, 1)
         return self.layer(x)
 

@@ -69,8 +69,6 @@ class Transformer(Block):
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.scale = nn.Parameter(torch.empty(width)) if scale else None
         self.expects["up.weight"] = hidden
-        if norm:
-            self.expects["patches.weight"] = "norm"
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecc.measure.remote.client import Target
+from ecc.measure.remote.target import Target
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 

@@ -26,8 +26,11 @@ from torch import Tensor, nn
 from ecc.errors import BadFile, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import PROFILE_SETTINGS, Profile, profile, profile_writer
+from ecc.measure.profiler import find_runner
 from ecc.measure.remote import client
-from ecc.measure.remote.client import Board, RemoteMeter, Target, agent_modules, open_target
+from ecc.measure.remote.client import Board, RemoteMeter, open_target
+from ecc.measure.remote.link import START, Link, agent_modules, agent_sources
+from ecc.measure.remote.target import Target
 from ecc.measure.remote.wire import MAX_DATA_BYTES, FrameReader, FrameWriter, LinkLost
 from measure.remote.boards import local_board
 
@@ -139,7 +142,7 @@ def test_cut_repeated_and_huge_frames_are_refused() -> None:
 
 def test_the_agent_needs_neither_torch_nor_other_packages() -> None:
     """It answers in an interpreter without site-packages."""
-    link = client.Link([sys.executable, "-I", "-S", "-c", client._START], 20.0, client.agent_sources())
+    link = Link([sys.executable, "-I", "-S", "-c", START], 20.0, agent_sources())
     try:
         assert link.call("hello")["machine"]["python"]
         info = link.call("open", meter="cputime:15W", settings={})["meter"]
@@ -165,7 +168,7 @@ def test_the_modules_of_the_agent_do_not_import_torch() -> None:
 
 def test_the_agent_ends_with_the_link() -> None:
     for end in ("stdin", "kill"):
-        link = client.Link([sys.executable, "-I", "-c", client._START], 20.0, client.agent_sources())
+        link = Link([sys.executable, "-I", "-c", START], 20.0, agent_sources())
         pid = link.call("hello")["pid"]
         if end == "stdin":
             assert link._process.stdin is not None
@@ -289,9 +292,15 @@ def inject(
     return made
 
 
-@pytest.mark.slow
+def test_every_kind_of_fault_loses_and_doubles_nothing(
+    network: tuple[nn.Module, ChannelGraph, Tensor], meter_file: Path, tmp_path: Path
+) -> None:
+    inject(list(FAULTS), network, meter_file, tmp_path / "net.profile", 0)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
-def test_faults_lose_and_double_nothing(
+def test_a_hundred_faults_lose_and_double_nothing(
     seed: int, network: tuple[nn.Module, ChannelGraph, Tensor], meter_file: Path, tmp_path: Path
 ) -> None:
     """34 faults each, 102 in all."""
@@ -331,7 +340,7 @@ def test_a_board_that_does_not_come_back_is_one_message_and_the_samples_are_kept
 
     def end(step: Any) -> None:
         if step.done == 4 and board._link is not None:
-            monkeypatch.setattr(client.Target, "command", lambda *_: ["false"])
+            monkeypatch.setattr(Target, "command", lambda *_: ["false"])
             monkeypatch.setattr(type(board.target), "command", lambda *_: ["false"])
             os.kill(board._link.pid, signal.SIGKILL)
 
@@ -358,8 +367,36 @@ def test_failures_on_the_board_are_reported(
         hot.close()
     with pytest.raises(EccError, match="needs the task and ECC on the board"):
         open_target(local_board(), "platform:jetson-tx2")
-    with pytest.raises(EccError, match="runner 'auto' measures on this machine"):
-        open_target(local_board(), "wall", settings=replace(QUICK, runner="auto"))
+    with pytest.raises(EccError, match="runner 'auto' needs a meter; platform:jetson-tx2 runs nothing"):
+        open_target(local_board(), "platform:jetson-tx2", settings=replace(QUICK, runner="auto"))
+
+
+def test_auto_takes_the_cheapest_runner_of_the_board_and_keeps_it(
+    network: tuple[nn.Module, ChannelGraph, Tensor], tmp_path: Path
+) -> None:
+    model, graph, example = network
+    settings, path, lines = replace(QUICK, runner="auto"), tmp_path / "net.profile", []
+    meter = open_target(local_board(), "cputime", settings=settings)
+    assert isinstance(meter, RemoteMeter)
+    try:
+        chosen, search = find_runner(path, model, example, meter, settings, report=lines.append)
+        assert search is not None
+        assert {one.runner for one in search.candidates} >= {"onnxruntime:CPUExecutionProvider"}
+        assert {"fp32", "fp16", "int8"} <= {one.precision for one in search.candidates}
+        assert len(lines) == len([one for one in search.candidates if ":" in one.runner])
+        costs = [one.seconds for one in search.candidates if not one.excluded and one.seconds is not None]
+        assert search.best.seconds == min(costs)
+        assert (search.resource, search.best.excluded, search.candidates[0].difference) == ("latency", "", 0.0)
+        assert (chosen.runner, chosen.precision) == (search.best.runner, search.best.precision)
+        made = profile(
+            model, graph, example, meter, path, samples=2, settings=chosen, runner_search=search, depth=False
+        )
+        assert made.header.runner_search == search
+        assert made.header.settings is not None
+        assert (made.header.settings.runner, made.header.settings.precision) == (chosen.runner, chosen.precision)
+        assert find_runner(path, model, example, meter, settings) == (chosen, search)  # resumed: not measured again
+    finally:
+        meter.close()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ecc.graph.labels import FROZEN, Labels, channel_vector, compact, frozen_labels, varying_axes
+from ecc.graph.masked_norm import can_mask_norm
 from ecc.graph.ops.reduce import positions
 from ecc.graph.ops.sums import keeps_zero
 
@@ -37,12 +38,28 @@ def channel_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 
 def layer_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Layer norm: statistics over the last axes, which a masked channel would still change."""
-    labels = trace.labels(call["input"])
-    first = call["input"].dim() - len(call["normalized_shape"])
-    if labels is not None and any(a >= first for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} mixes channels, so removing one would change the output")
-    trace.record(call, "norm", 0, [], [call["weight"], call.get("bias", None)])
+    """Layer norm: statistics over the last axes. Masked channels are left out of them (`masked_norm.py`)."""
+    x, weight, bias = call["input"], call["weight"], call.get("bias", None)
+    labels = trace.labels(x)
+    trace.record(call, "norm", 0, [], [weight, bias])
+    first = x.dim() - len(call["normalized_shape"])
+    varying = [] if labels is None else varying_axes(labels)
+    if labels is None or not any(axis >= first for axis in varying):
+        return labels
+    if varying != [x.dim() - 1] or first != x.dim() - 1:
+        return trace.freeze(labels, f"{call.here} mixes channels, so removing one would change the output")
+    if weight is None:
+        return trace.freeze(labels, f"{call.here} has no weight, by which channels are masked")
+    if not can_mask_norm(trace.module, weight):
+        return trace.freeze(labels, f"the weight of {call.here} is not a parameter of the module that calls it")
+    vector = channel_vector(labels, -1, x.shape[-1])
+    trace.channel_labels.zeroed.append(vector)
+    trace.channel_labels.needs_two.append(vector[vector != FROZEN])  # a single channel minus its mean is zero
+    for tensor in (weight, bias):
+        if tensor is not None and (own := trace.labels(tensor)) is not None:
+            trace.channel_labels.unite(vector, own.reshape(-1), call.here)
+    trace.channel_labels.layer_norms[trace.last_path] = vector
+    call.zero = True
     return labels
 
 

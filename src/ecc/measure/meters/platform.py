@@ -95,6 +95,7 @@ def _from_specification(
     pj_per_byte: float,
     launch_seconds: float,
     source: str,
+    unchecked: str,
     value_bytes: int | None = None,
 ) -> Constants:
     """Constants of a device of which only the specification is published.
@@ -119,13 +120,14 @@ def _from_specification(
         bandwidth_share=0.7,  # assumed
         launch_seconds=launch_seconds,
         value_bytes=value_bytes,
-        source=f"{source}; figures not yet checked against it",
+        source=f"{source}. Assumed, without a document: {unchecked}, shares of peak and bandwidth, launch time",
     )
 
 
-# Current devices, from their specifications: fp32 without tensor cores, as the default precision runs. A byte of HBM
-# takes 31 pJ (3.9 pJ per bit: O'Connor et al., Fine-Grained DRAM, MICRO 2017). A byte of LPDDR with its controller, the
-# idle power of every device, the power of a busy Raspberry Pi and the launch times are assumed.
+# Current devices, from their specifications: fp32 without tensor cores, as the default precision runs. The document
+# that a number was checked against stands beside it; "assumed" marks a number for which none was found.
+# A byte of HBM takes 31 pJ (3.9 pJ per bit: O'Connor et al., Fine-Grained DRAM, MICRO 2017); a byte of LPDDR with its
+# controller is assumed to take as much.
 _LPDDR_PJ, _HBM_PJ = 32.0, 31.0
 
 PLATFORMS: Mapping[str, Constants] = MappingProxyType(
@@ -184,68 +186,74 @@ PLATFORMS: Mapping[str, Constants] = MappingProxyType(
         "jetson-orin-nano": _from_specification(
             "NVIDIA Jetson Orin Nano 8GB",
             "module",
-            watts=15.0,
-            idle_watts=1.4,
-            peak_flops=1024 * 2 * 0.625e9,  # CUDA cores, FLOPs of a fused multiply-add, clock
-            bandwidth=68e9,
+            watts=15.0,  # power mode "15W": NVIDIA, nvpmodel of the Orin Nano
+            idle_watts=2.2,  # VDD_IN of an idle kit in tegrastats: NVIDIA developer forum, topic 348662
+            peak_flops=1024 * 2 * 0.625e9,  # CUDA cores, FLOPs of a fused multiply-add, clock in the mode "15W"
+            bandwidth=68e9,  # Orin Nano data sheet, before the update to "Super"
             pj_per_byte=_LPDDR_PJ,
             launch_seconds=50e-6,
-            source="NVIDIA Jetson Orin Nano Series data sheet, 2023 (15 W, 1024 cores at 625 MHz, 68 GB/s)",
+            source="Jetson Orin Nano data sheet (15 W, 1024 cores at 625 MHz, 68 GB/s); idle: NVIDIA forum, 348662",
+            unchecked="energy of a byte",
         ),
         "jetson-orin-nx": _from_specification(
             "NVIDIA Jetson Orin NX 16GB",
             "module",
-            watts=25.0,
-            idle_watts=2.0,
-            peak_flops=1024 * 2 * 0.918e9,
-            bandwidth=102.4e9,
+            watts=25.0,  # Orin NX data sheet: 10 to 25 W
+            idle_watts=2.2,  # assumed: that of the Orin Nano, the same chip
+            peak_flops=1024 * 2 * 0.918e9,  # deviceQuery of an Orin NX 16GB: 1024 cores, 918 MHz
+            bandwidth=102.4e9,  # assumed: 128 bits at 6400 MT/s, as the Orin Nano Super has
             pj_per_byte=_LPDDR_PJ,
             launch_seconds=50e-6,
-            source="NVIDIA Jetson Orin NX Series data sheet, 2023 (25 W, 1024 cores at 918 MHz, 102.4 GB/s)",
+            source="Jetson Orin NX data sheet (25 W); deviceQuery of an Orin NX 16GB (1024 cores at 918 MHz)",
+            unchecked="bandwidth, idle power, energy of a byte",
         ),
         "jetson-agx-orin": _from_specification(
             "NVIDIA Jetson AGX Orin 64GB",
             "module",
-            watts=60.0,
-            idle_watts=3.0,
-            peak_flops=2048 * 2 * 1.3e9,
+            watts=60.0,  # AGX Orin data sheet: 15 to 60 W
+            idle_watts=3.0,  # assumed
+            peak_flops=2048 * 2 * 1.3e9,  # assumed, as the next: no document was at hand
             bandwidth=204.8e9,
             pj_per_byte=_LPDDR_PJ,
             launch_seconds=40e-6,
-            source="NVIDIA Jetson AGX Orin Series data sheet, 2022 (60 W, 2048 cores at 1.3 GHz, 204.8 GB/s)",
+            source="Jetson AGX Orin data sheet (60 W)",
+            unchecked="2048 cores at 1.3 GHz, 204.8 GB/s, idle power, energy of a byte",
         ),
         "raspberry-pi-5": _from_specification(
             "Raspberry Pi 5",
             "board",
-            watts=12.0,
-            idle_watts=2.7,
+            watts=9.8,  # all cores busy, 4 GB model: measured by J. Geerling, August 2024; as the next
+            idle_watts=3.3,
             peak_flops=4 * 16 * 2.4e9,  # cores, FLOPs of two 128-bit fused multiply-adds, clock
-            bandwidth=17.1e9,  # LPDDR4X-4267, 32 bits
+            bandwidth=17.1e9,  # LPDDR4X-4267, 32 bits: Raspberry Pi 5 product brief
             pj_per_byte=_LPDDR_PJ,
             launch_seconds=5e-6,
-            source="Raspberry Pi 5 product brief, 2023 (BCM2712, 4 Cortex-A76 at 2.4 GHz); 12 W assumed",
+            source="Raspberry Pi 5 product brief (BCM2712, 4 Cortex-A76 at 2.4 GHz); power: J. Geerling, 2024",
+            unchecked="FLOPs per cycle, energy of a byte",
         ),
         "a100": _from_specification(
             "NVIDIA A100-SXM4-80GB",
             "board",
-            watts=400.0,
-            idle_watts=55.0,
+            watts=400.0,  # NVIDIA A100 data sheet, SXM 80GB, as the peak and the bandwidth
+            idle_watts=55.0,  # assumed
             peak_flops=19.5e12,
             bandwidth=2039e9,
             pj_per_byte=_HBM_PJ,
             launch_seconds=5e-6,
-            source="NVIDIA A100 data sheet, 2021 (400 W, 19.5 TFLOPS fp32, 2039 GB/s)",
+            source="NVIDIA A100 data sheet (SXM 80GB: 400 W, 19.5 TFLOPS fp32, 2039 GB/s)",
+            unchecked="idle power",
         ),
         "h100": _from_specification(
             "NVIDIA H100 SXM5 80GB",
             "board",
-            watts=700.0,
-            idle_watts=70.0,
+            watts=700.0,  # NVIDIA H100 data sheet, SXM, as the peak and the bandwidth
+            idle_watts=70.0,  # assumed; 74 to 80 W were reported for the H200, the same chip
             peak_flops=66.9e12,
             bandwidth=3350e9,
             pj_per_byte=_HBM_PJ,
             launch_seconds=5e-6,
-            source="NVIDIA H100 data sheet, 2023 (700 W, 66.9 TFLOPS fp32, 3350 GB/s)",
+            source="NVIDIA H100 data sheet (SXM: 700 W, 66.9 TFLOPS fp32, 3350 GB/s)",
+            unchecked="idle power",
         ),
     }
 )

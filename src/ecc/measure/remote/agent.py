@@ -7,6 +7,7 @@ installed on the board, it needs only the standard library, NumPy and the runtim
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import platform
@@ -22,9 +23,8 @@ from ecc.errors import EccError, first_line
 from ecc.measure.counter import CounterProbe, probe_counter
 from ecc.measure.meter import Meter, close_meter
 from ecc.measure.registry import find_meter, probe_meters
-from ecc.measure.runners.runtime import open_session
-from ecc.measure.window import measure
-from ecc.measure.workload import make_workload
+from ecc.measure.runners.runtime import SESSIONS, open_session
+from ecc.measure.window import measure, probe_under_load
 from ecc.settings import MeasureSettings
 
 from .wire import HEARTBEAT_SECONDS, FrameReader, FrameWriter, LinkLost
@@ -103,6 +103,7 @@ class _Board:
     def _answer(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         work = {
             "hello": self._hello,
+            "runners": self._runners,
             "open": self._open,
             "doctor": self._doctor,
             "read": self._read,
@@ -117,6 +118,18 @@ class _Board:
     def _hello(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         del message, data
         return {"protocol": PROTOCOL, "pid": os.getpid(), "machine": machine()}
+
+    def _runners(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """The runners of ONNX files, with the reason why one cannot be used, or an empty string."""
+        del message, data
+        found: dict[str, str] = {}
+        for name in SESSIONS:
+            try:
+                specs = importlib.import_module(f"ecc.measure.runners.{name}").available_arguments()
+                found |= {f"{name}:{argument}": "" for argument in specs}
+            except EccError as error:  # noqa: PERF203 - two runtimes
+                found[name] = str(error)
+        return {"runners": found}
 
     def _open(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Open the meter, and build the task if the request names one."""
@@ -154,10 +167,9 @@ class _Board:
             return {"counter": plain(self._profiler.prepare(None)), "header": plain(self._profiler.summary())}
         settings = _settings(message)
         session = self._session(message, data)
-        for _ in range(settings.warmup_runs):
-            session.run()
-        load, _ = make_workload(session.run, session.device_type, _clock(), is_asynchronous=False)
-        counter = probe_counter(self._meter, load, settings.probe_seconds, clock=_clock())
+        counter = probe_under_load(
+            session.run, self._meter, settings, device=session.device_type, is_asynchronous=False
+        )
         counter = dataclasses.replace(counter, idle_state=None)
         return {"counter": plain(counter), "device_type": session.device_type, "versions": session.versions()}
 
@@ -175,7 +187,14 @@ class _Board:
             is_asynchronous=False,
             counter=counter,
         )
-        return {"sample": measured_fields(result)}
+        return {"sample": measured_fields(result)} | self._outputs(message, session)
+
+    @staticmethod
+    def _outputs(message: Mapping[str, Any], session: Any) -> dict[str, Any]:
+        """The first numbers of each output, if the request asks for them, to compare precisions."""
+        if not message.get("outputs"):
+            return {}
+        return {"outputs": [array.reshape(-1)[: message["outputs"]].tolist() for array in session.outputs()]}
 
     def _cost(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Cost of widths on an analytic platform of this machine."""

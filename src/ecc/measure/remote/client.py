@@ -1,4 +1,4 @@
-"""The client: starts the agent on a board over ssh, and measures there.
+"""The client: measures on a board, through an agent that it starts there.
 
 `RemoteMeter` takes the place of a meter in `profile` and `compress`; `RemotePlatform` that of an analytic platform. If
 the link is lost, the client connects again and measures the sample in progress again; a sample is written only when its
@@ -7,25 +7,14 @@ answer has arrived, so none is lost and none is taken twice.
 
 from __future__ import annotations
 
-import ast
-import json
-import os
-import queue
-import select
-import shlex
-import subprocess
 import threading
 import time
-import zlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ecc.errors import BadMeasurement, EccError, NoMeter
+from ecc.errors import BadMeasurement, EccError
 from ecc.measure.counter import CounterProbe
 from ecc.measure.meter import MeterInfo, Reading
 from ecc.measure.profile import ProfileHeader, Sample
@@ -34,342 +23,23 @@ from ecc.records import from_builtins, to_builtins
 from ecc.settings import Design, MeasureSettings
 
 from .agent import PROTOCOL
-from .wire import HEARTBEAT_SECONDS, FrameReader, FrameWriter, LinkLost
+from .link import START, START_SECONDS, Link, agent_sources
+from .target import Target
+from .wire import LinkLost
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ecc.graph import ChannelGraph
+    from ecc.measure.runner_search import RunnerSearch
+    from ecc.measure.runners.onnx_network import OnnxNetwork
     from ecc.task import Inputs
 
-SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""No questions, and a dead connection is noticed within 15 seconds."""
-
-START_SECONDS = 120.0
-"""Longest silence of an agent that starts: a slow board needs a while to import PyTorch."""
-
 ANALYTIC = ("platform:", "replay:")
-
-AGENT_ROOTS = (
-    "measure.remote.agent", "measure.runners.onnxruntime", "measure.runners.openvino", "measure.meters.nvml",
-    "measure.meters.jetson", "measure.meters.amd", "measure.meters.apple", "measure.meters.rapl",
-    "measure.meters.command", "measure.meters.cputime", "measure.meters.wall",
-)  # fmt: skip
-"""What a board gets, with all that these modules import at their top: nothing of it imports torch."""
-
-_PACKAGES = ("ecc", "ecc.measure", "ecc.measure.meters", "ecc.measure.runners", "ecc.measure.remote")
-
-_START = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())).decode())"
-
-_LOADER = """
-import importlib.util, json, sys, zlib
-from importlib.machinery import ModuleSpec
-stream = sys.stdin.buffer
-SOURCES = json.loads(zlib.decompress(stream.read(int(stream.readline()))))
-if importlib.util.find_spec("msgspec") is not None:
-    del SOURCES["msgspec"]
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self, is_package=SOURCES[name][0]) if name in SOURCES else None
-    def create_module(self, spec):
-        return None
-    def exec_module(self, module):
-        exec(compile(SOURCES[module.__name__][1], "<ecc agent> " + module.__name__, "exec"), module.__dict__)
-sys.meta_path.insert(0, Finder())
-from ecc.measure.remote.agent import main
-main()
-"""
-"""Imports the agent's modules from memory, so that nothing is stored on the board."""
-
-_MSGSPEC = """
-import dataclasses, types
-class Struct:
-    def __init_subclass__(cls, frozen=False, tag_field=None, tag=None, **_):
-        dataclasses.dataclass(frozen=frozen)(cls)
-        cls.__struct_fields__ = tuple(cls.__dataclass_fields__)
-        cls.__struct_config__ = types.SimpleNamespace(tag=tag)
-"""
-"""Takes the place of msgspec on boards that do not have it; the agent only creates records and reads none."""
 
 
 class SessionRestarted(Exception):
     """The link was lost and made again: the sample in progress has to be measured again, in a new session."""
-
-
-# --- target ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Where to measure: `ssh://user@host:port?python=/path/python3&dir=/path`."""
-
-    host: str
-    user: str | None = None
-    port: int | None = None
-    python: str = "python3"
-    """Python on the board."""
-    dir: str | None = None
-    """Working directory on the board, for tasks in files."""
-    hang_seconds: float = 20.0
-    """A board that is silent for this long is given up."""
-    retry_seconds: float = 180.0
-    """How long to try to connect again after the link was lost; a reboot takes a minute or two."""
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Parse a URL.
-
-        Raises:
-            EccError: If it is not valid.
-        """
-        hint = "give ssh://user@host[:port]"
-        try:
-            url = urlsplit(text)
-            port = url.port
-        except ValueError as error:
-            raise EccError(f"target {text!r} is not valid ({error}); {hint}.") from None
-        if url.scheme != "ssh" or not url.hostname or url.path not in ("", "/") or url.password is not None:
-            raise EccError(f"target {text!r} is not valid; {hint}, without a password: ssh uses your keys.")
-        if url.hostname.startswith("-") or (url.username or "").startswith("-"):
-            raise EccError(f"target {text!r} is not valid: a name must not start with a dash.")
-        given = dict(parse_qsl(url.query, keep_blank_values=True))
-        options: dict[str, Any] = {}
-        for name, value in given.items():
-            if name in ("python", "dir"):
-                options[name] = value
-            elif name in ("hang_seconds", "retry_seconds"):
-                try:
-                    options[name] = float(value)
-                except ValueError:
-                    raise EccError(f"target {text!r}: {name} is {value!r}; give a number.") from None
-            else:
-                known = "python, dir, hang_seconds and retry_seconds"
-                raise EccError(f"target {text!r}: option {name!r} is unknown; options are {known}.")
-        user = None if url.username is None else unquote(url.username)
-        return cls(host=url.hostname, user=user, port=port, **options)
-
-    def __str__(self) -> str:
-        user = "" if self.user is None else f"{self.user}@"
-        return f"ssh://{user}{self.host}{'' if self.port is None else f':{self.port}'}"
-
-    def command(self, arguments: Sequence[str]) -> list[str]:
-        """The ssh command that runs Python with these arguments on the board.
-
-        The environment variable ECC_SSH replaces `ssh`, for example `ssh -F my_config`.
-        """
-        remote = " ".join(["exec", *map(shlex.quote, [self.python, *arguments])])
-        if self.dir is not None:
-            remote = f"cd {shlex.quote(self.dir)} && {remote}"
-        command = shlex.split(os.environ.get("ECC_SSH", "ssh"))
-        for one in SSH_OPTIONS:
-            command += ["-o", one]
-        if self.port is not None:
-            command += ["-p", str(self.port)]
-        if self.user is not None:
-            command += ["-l", self.user]
-        return [*command, "-T", "--", self.host, remote]
-
-
-def agent_modules() -> dict[str, str]:
-    """Sources of the agent's modules by their name below `ecc`."""
-    root = Path(__file__).resolve().parents[2]
-    found: dict[str, str] = {}
-    waiting = list(AGENT_ROOTS)
-    while waiting:
-        name = waiting.pop()
-        path = root.joinpath(*name.split(".")).with_suffix(".py")
-        if name in found or not path.is_file():  # packages are empty on the board
-            continue
-        found[name] = path.read_text(encoding="utf-8")
-        for node in ast.parse(found[name]).body:
-            if isinstance(node, ast.ImportFrom):
-                base = ["ecc", *name.split(".")][: -node.level] if node.level else []
-                words = [*base, *(node.module.split(".") if node.module else [])]
-                if words[:1] == ["ecc"]:
-                    waiting += [".".join(words[1:]), *(".".join([*words[1:], alias.name]) for alias in node.names)]
-    return found
-
-
-def agent_sources() -> bytes:
-    """The agent as it is sent to a board: module sources, compressed."""
-    from ecc import __version__
-
-    sources: dict[str, tuple[bool, str]] = dict.fromkeys(_PACKAGES, (True, ""))
-    sources["ecc"] = (True, f"__version__ = {__version__!r}\n")
-    sources["msgspec"] = (False, _MSGSPEC)
-    sources |= {f"ecc.{name}": (False, text) for name, text in agent_modules().items()}
-    return zlib.compress(json.dumps(sources).encode())
-
-
-# --- link --------------------------------------------------------------------------------------------
-
-
-class Link:
-    """One running agent.
-
-    Args:
-        command: Starts the agent.
-        hang_seconds: Longest silence, and longest time in which nothing can be sent.
-        sources: The agent's modules, if they are sent.
-    """
-
-    def __init__(self, command: Sequence[str], hang_seconds: float, sources: bytes | None) -> None:
-        self._hang_seconds = hang_seconds
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise LinkLost(f"{command[0]} cannot be started ({error})") from error
-        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 - pipes
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self._writer = FrameWriter(self._write)
-        self._answers: queue.Queue[dict[str, Any] | LinkLost] = queue.Queue()
-        self._heard, self._has_heard, self._number, self._is_closed = time.monotonic(), False, 0, False
-        self._errors: deque[str] = deque(maxlen=20)
-        try:
-            if sources is not None:
-                loader = _LOADER.encode()
-                self._write(b"%d\n%s%d\n%s" % (len(loader), loader, len(sources), sources))
-        except OSError as error:
-            self.close()
-            raise LinkLost(self._reason(f"the link is closed ({error})")) from error
-        for work in (self._listen, self._log_errors, self._beat):
-            threading.Thread(target=work, daemon=True).start()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._is_closed
-
-    def call(self, op: str, data: bytes = b"", *, limit_seconds: float = 60.0, **fields: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer.
-
-        Args:
-            op: The request.
-            data: Binary data.
-            limit_seconds: Longest time to wait for the answer of an agent that gives signs of life.
-            **fields: Of the request.
-
-        Raises:
-            LinkLost: If the link ends, the board hangs, or the stream is damaged.
-            EccError: If the agent reports a failure.
-        """
-        self._number += 1
-        started = time.monotonic()
-        self._heard = started
-        self._writer.send({"op": op, "id": self._number, **fields}, data)
-        while True:
-            try:
-                answer = self._answers.get(timeout=min(1.0, self._hang_seconds / 4))
-            except queue.Empty:
-                now = time.monotonic()
-                if now - self._heard > (self._hang_seconds if self._has_heard else START_SECONDS):
-                    raise LinkLost(self._reason(f"the board was silent for {now - self._heard:.0f} s")) from None
-                if now - started > limit_seconds:
-                    raise LinkLost(self._reason(f"no answer to {op!r} in {now - started:.0f} s")) from None
-                continue
-            if isinstance(answer, LinkLost):
-                raise LinkLost(self._reason(str(answer)))
-            if answer.get("to") != self._number:
-                continue  # the answer to a request that was given up
-            if answer.get("kind") == "error":
-                kind = NoMeter if answer.get("type") == "NoMeter" else BadMeasurement
-                raise kind(f"on the board: {answer.get('message')}")
-            return answer
-
-    def close(self) -> None:
-        """End the agent; it also ends by itself when its input ends."""
-        self._is_closed = True
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with _suppressed():
-                    stream.close()
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=2.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._process.stderr is not None:
-            with _suppressed():
-                self._process.stderr.close()
-
-    @property
-    def pid(self) -> int:
-        """Process of the ssh client."""
-        return self._process.pid
-
-    def _write(self, data: bytes) -> None:
-        """Write everything, or fail if nothing can be written for `hang_seconds`."""
-        assert self._process.stdin is not None
-        view = memoryview(data)
-        while view:
-            descriptor = self._process.stdin.fileno()
-            _, ready, _ = select.select([], [descriptor], [], self._hang_seconds)
-            if not ready:
-                raise OSError(f"the board took nothing for {self._hang_seconds:g} s")
-            try:
-                view = view[os.write(descriptor, view[: 1 << 20]) :]
-            except BlockingIOError:
-                continue
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        stream = self._process.stdout
-
-        def read(size: int) -> bytes:
-            parts, left = [], size
-            while left:
-                part = stream.read(min(left, 1 << 20))
-                if not part:
-                    break
-                self._heard, self._has_heard = time.monotonic(), True
-                parts.append(part)
-                left -= len(part)
-            return b"".join(parts)
-
-        reader = FrameReader(read)
-        try:
-            while True:
-                message, _ = reader.receive()
-                if message.get("kind") != "alive":
-                    self._answers.put(message)
-        except LinkLost as lost:
-            self._answers.put(lost)
-
-    def _beat(self) -> None:
-        while not self._is_closed:
-            try:
-                self._writer.send({"op": "alive"})
-            except (LinkLost, OSError, ValueError):
-                return
-            time.sleep(HEARTBEAT_SECONDS)
-
-    def _log_errors(self) -> None:
-        assert self._process.stderr is not None
-        with _suppressed():
-            for line in self._process.stderr:
-                self._errors.append(line.decode(errors="replace").strip()[:500])
-
-    def _reason(self, text: str) -> str:
-        time.sleep(0.05)  # the last words of ssh
-        said = next((line for line in reversed(self._errors) if line), "")
-        return f"{text}: {said}" if said else text
-
-
-class _suppressed:  # noqa: N801 - used like a function
-    """Ignores errors of files that another thread closed."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return kind is not None and issubclass(kind, (OSError, ValueError))
-
-
-# --- board -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,7 +100,7 @@ class Board:
     def _connect(self) -> None:
         if self._link is not None:
             self._link.close()
-        arguments = ["-c", _START] if self.task is None else ["-m", "ecc", "agent"]
+        arguments = ["-c", START] if self.task is None else ["-m", "ecc", "agent"]
         sources = agent_sources() if self.task is None else None
         self._link = Link(self.target.command(arguments), self.target.hang_seconds, sources)
         hello = self._link.call("hello", limit_seconds=START_SECONDS)
@@ -521,7 +191,9 @@ def open_target(
     is_analytic = meter.startswith(ANALYTIC)
     name = (settings.runner or "onnxruntime").partition(":")[0]
     if settings.runner == "auto":
-        raise EccError("runner 'auto' measures on this machine; with --target give a runner, such as onnxruntime.")
+        if is_analytic:
+            raise EccError(f"runner 'auto' needs a meter; {meter} runs nothing. Leave it out.")
+        return RemoteMeter(Board(where, meter, None, settings))
     if name in SESSIONS and not is_analytic:
         settings = settings if settings.runner and ":" in settings.runner else replace(settings, runner=_default(name))
         return RemoteMeter(Board(where, meter, None, settings))
@@ -621,11 +293,26 @@ class RemoteMeter:
         for one in (self, *self.others):
             one.board.close()
 
+    def use_runner(self, settings: MeasureSettings) -> None:
+        """Run networks as these settings say, on all boards."""
+        for one in (self, *self.others):
+            one.board.settings = replace(one.board.settings, runner=settings.runner, precision=settings.precision)
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a network on the CPU: one where CPU time is the latency, else the choice of the runtime."""
+        return 1 if self.describe().name == "cputime" else None
+
     def open_profiler(
-        self, model: nn.Module, graph: ChannelGraph, example_input: Inputs, settings: MeasureSettings
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        example_input: Inputs,
+        settings: MeasureSettings,
+        runner_search: RunnerSearch | None = None,
     ) -> RemoteProfiler:
         """A profiler whose networks run on the board."""
-        return RemoteProfiler(self, model, graph, example_input, settings)
+        return RemoteProfiler(self, model, graph, example_input, settings, runner_search)
 
 
 _export_lock = threading.Lock()  # torch's exporter changes global state, and several boards may measure at once
@@ -642,6 +329,7 @@ class RemoteProfiler:
     graph: ChannelGraph
     example_input: Inputs
     settings: MeasureSettings
+    runner_search: RunnerSearch | None = None
     drifts: bool = True
     _counter: CounterProbe | None = None
     _header: dict[str, Any] = field(default_factory=dict)
@@ -662,7 +350,7 @@ class RemoteProfiler:
 
         board = self.meter.board
         runner = (self.settings.runner or "").partition(":")
-        environment = {"ecc": __version__, **board.machine, "threads": str(self._threads or "runtime")}
+        environment = {"ecc": __version__, **board.machine, "threads": str(self.meter.threads or "runtime")}
         device_type = self._header.get("device_type")
         if board.task is None:
             import importlib
@@ -675,6 +363,7 @@ class RemoteProfiler:
             device_type=device_type,
             settings=self.settings,
             runner_reason=self._header.get("runner_reason") or "chosen for the board",
+            runner_search=self.runner_search,
             design=design,
             environment={**environment, **self._header.get("environment", {})},
             created=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -740,19 +429,12 @@ class RemoteProfiler:
         fields["measured_at"] = datetime.now(timezone.utc).isoformat()
         return from_builtins(fields, Sample, f"a sample of {board.target}")
 
-    @property
-    def _threads(self) -> int | None:
-        """One thread where CPU time is the latency; else the choice of the runtime."""
-        return 1 if self.meter.describe().name == "cputime" else None
-
     def clear(self) -> None:
         """Do nothing: the board frees its memory."""
 
     @property
     def _limit(self) -> float:
-        """Longest time of one measurement."""
-        s = self.settings
-        return 120.0 + s.probe_seconds * 4 + s.warmup_seconds + s.max_repeats * 3 * s.max_window_seconds
+        return limit_seconds(self.settings)
 
     def _request(self, widths: Mapping[str, int]) -> dict[str, Any]:
         """The network of these widths: as widths, or as an ONNX file with its inputs."""
@@ -769,20 +451,31 @@ class RemoteProfiler:
             network = OnnxNetwork.of(
                 with_widths(self.model, self.graph, widths, device="cpu"), self.example_input, self.settings.precision
             )
-        data, inputs = [network.data], {}
-        for name, array in network.inputs.items():
-            is_random = self.settings.input_data == "random" and array.dtype.kind == "f"
-            inputs[name] = (str(array.dtype), list(array.shape), 0 if is_random else array.nbytes)
-            if not is_random:
-                data.append(array.tobytes())
-        request = {
-            "data": b"".join(data),
-            "onnx_bytes": len(network.data),
-            "inputs": inputs,
-            "runner": self.settings.runner,
-            "precision": self.settings.precision,
-            "threads": self._threads,
-        }
+        request = onnx_request(network, self.settings, self.meter.threads)
         if is_dense:
             self._dense_request = request
         return {**request, "settings": settings}
+
+
+def limit_seconds(settings: MeasureSettings) -> float:
+    """Longest time of one measurement on a board."""
+    windows = settings.max_repeats * 3 * settings.max_window_seconds
+    return 120.0 + settings.probe_seconds * 4 + settings.warmup_seconds + windows
+
+
+def onnx_request(network: OnnxNetwork, settings: MeasureSettings, threads: int | None) -> dict[str, Any]:
+    """A network as it is sent to a board: an ONNX file, and those inputs that the board does not draw itself."""
+    data, inputs = [network.data], {}
+    for name, array in network.inputs.items():
+        is_random = settings.input_data == "random" and array.dtype.kind == "f"
+        inputs[name] = (str(array.dtype), list(array.shape), 0 if is_random else array.nbytes)
+        if not is_random:
+            data.append(array.tobytes())
+    return {
+        "data": b"".join(data),
+        "onnx_bytes": len(network.data),
+        "inputs": inputs,
+        "runner": settings.runner,
+        "precision": settings.precision,
+        "threads": threads,
+    }

@@ -12,7 +12,7 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,7 +139,12 @@ class OnnxNetwork:
 
     @classmethod
     def of(
-        cls, model: nn.Module, example_input: Inputs, precision: str = "fp32", calibration: Sequence[Inputs] = ()
+        cls,
+        model: nn.Module,
+        example_input: Inputs,
+        precision: str = "fp32",
+        calibration: Sequence[Inputs] = (),
+        float_nodes: Sequence[str] = (),
     ) -> OnnxNetwork:
         """Export a network for the shapes of its example input.
 
@@ -148,6 +153,7 @@ class OnnxNetwork:
             example_input: One batch.
             precision: fp16 and int8 change the file; the others are a matter of the runtime.
             calibration: Batches for the calibration of int8.
+            float_nodes: Names of nodes that int8 leaves in float.
 
         Raises:
             CannotExport: If torch cannot export it, or the file computes something else.
@@ -179,7 +185,7 @@ class OnnxNetwork:
                 )
         if precision == "int8":
             feeds = [_arrays(batch, names, None) for batch in calibration] or [inputs]
-            data = quantize_static(data, feeds)
+            data = quantize(data, feeds, excluded=float_nodes)
         return cls(data, inputs, names)
 
 
@@ -324,18 +330,26 @@ def _with_weights(onnx: Any, file: Any, model: nn.Module) -> bytes:
 # --- int8 --------------------------------------------------------------------------------------------
 
 
-def quantize_static(data: bytes, feeds: Sequence[Mapping[str, Any]]) -> bytes:
-    """An ONNX file with int8 weights and activations, by onnxruntime.
+def quantize(
+    data: bytes,
+    feeds: Iterable[Mapping[str, Any]] | None,
+    *,
+    excluded: Sequence[str] = (),
+    has_fixed_shapes: bool = True,
+) -> bytes:
+    """An ONNX file with int8 weights, by onnxruntime.
 
     Args:
         data: The float file.
-        feeds: Calibration batches: arrays by input name.
+        feeds: Calibration batches, arrays by input name, for int8 activations. None scales activations at run time.
+        excluded: Names of nodes that stay in float.
+        has_fixed_shapes: Whether all shapes in the file are numbers.
 
     Raises:
         CannotExport: If onnxruntime cannot quantize the network.
     """
     quantization: Any = import_runtime("onnxruntime.quantization")
-    left = iter(feeds)
+    left = iter(feeds or ())
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc] # untyped
         def get_next(self) -> Any:
@@ -344,14 +358,21 @@ def quantize_static(data: bytes, feeds: Sequence[Mapping[str, Any]]) -> bytes:
     root = logging.getLogger()
     level = root.level
     with tempfile.TemporaryDirectory() as folder:
-        source, ready, target = (Path(folder) / name for name in ("float.onnx", "ready.onnx", "int8.onnx"))
-        source.write_bytes(data)
+        source, ready, target = (str(Path(folder) / name) for name in ("float.onnx", "ready.onnx", "int8.onnx"))
+        Path(source).write_bytes(data)
         try:
             root.setLevel(logging.ERROR)  # onnxruntime logs advice to the root logger
             prepare = import_runtime("onnxruntime.quantization.shape_inference").quant_pre_process
-            prepare(str(source), str(ready), skip_symbolic_shape=True)  # all shapes are fixed
-            quantization.quantize_static(str(ready), str(target), Reader(), per_channel=True)
-            return target.read_bytes()
+            prepare(source, ready, skip_symbolic_shape=has_fixed_shapes)
+            if feeds is None:
+                # Unsigned weights: onnxruntime has no dynamic convolution with signed ones.
+                kind = quantization.QuantType.QUInt8
+                quantization.quantize_dynamic(ready, target, weight_type=kind, nodes_to_exclude=list(excluded))
+            else:
+                quantization.quantize_static(ready, target, Reader(), per_channel=True, nodes_to_exclude=list(excluded))
+            return Path(target).read_bytes()
+        except EccError:
+            raise
         except Exception as error:
             raise CannotExport(f"onnxruntime cannot quantize this network: {first_line(error)[:300]}") from error
         finally:

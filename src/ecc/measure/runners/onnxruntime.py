@@ -32,6 +32,16 @@ def default_argument(device_type: str) -> str:
     return provider
 
 
+def available_arguments() -> list[str]:
+    """Execution providers of this machine that can be measured.
+
+    Raises:
+        EccError: If onnxruntime is not installed.
+    """
+    available = import_runtime("onnxruntime").get_available_providers()
+    return [name for name in ("CPUExecutionProvider", *_DEVICES) if name in available]
+
+
 def _check_provider(runtime: Any, provider: str) -> None:
     available = runtime.get_available_providers()
     if provider not in available:
@@ -110,6 +120,10 @@ class OnnxruntimeSession:
     def infer(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Output arrays for other inputs."""
         return list(self._session.run(None, {name: inputs[name] for name in self._names}))
+
+    def outputs(self) -> list[Any]:
+        """Output arrays for the inputs that were given when it was created."""
+        return self.infer(self._inputs)
 
     def versions(self) -> dict[str, str]:
         """Version of onnxruntime."""

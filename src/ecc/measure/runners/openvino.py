@@ -34,6 +34,15 @@ def default_argument(device_type: str) -> str:
     return "GPU" if device_type == "xpu" else "CPU"
 
 
+def available_arguments() -> list[str]:
+    """OpenVINO devices of this machine.
+
+    Raises:
+        EccError: If OpenVINO is not installed.
+    """
+    return [str(name) for name in import_runtime("openvino").Core().available_devices]
+
+
 class OpenVinoSession:
     """A loaded network.
 
@@ -93,6 +102,10 @@ class OpenVinoSession:
         outputs = [value.copy() for value in found.values()]
         self._request.infer(self._inputs)
         return outputs
+
+    def outputs(self) -> list[Any]:
+        """Output arrays for the inputs that were given when it was created."""
+        return self.infer(self._inputs)
 
     def versions(self) -> dict[str, str]:
         """Version of OpenVINO."""

@@ -30,6 +30,9 @@ class Session(Protocol):
     def infer(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Output arrays for other inputs by name."""
 
+    def outputs(self) -> list[Any]:
+        """Output arrays for the inputs that were given when it was created."""
+
     def versions(self) -> dict[str, str]:
         """Version of the runtime."""
 

@@ -146,7 +146,9 @@ def columns_of(module: nn.Conv2d | nn.Linear, index: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def refit_(module: nn.Conv2d | nn.Linear, inputs: Tensor, targets: Tensor, ridge: float) -> None:
+def refit_(
+    module: nn.Conv2d | nn.Linear, inputs: Tensor, targets: Tensor, ridge: float, scales: Tensor | None = None
+) -> None:
     """Set weights and bias of a layer to those whose outputs are closest to the targets.
 
     Input channels whose weights are all zero stay zero.
@@ -156,6 +158,7 @@ def refit_(module: nn.Conv2d | nn.Linear, inputs: Tensor, targets: Tensor, ridge
         inputs: (rows, columns), as `Samples.inputs`.
         targets: (rows, outputs).
         ridge: Regularisation towards the present weights, as in `least_squares`.
+        scales: Factor of the error of each row; 1 by default.
     """
     weight = module.weight.detach().flatten(1).double()
     reads = (module.weight != 0).transpose(0, 1).flatten(1).any(1)
@@ -165,6 +168,8 @@ def refit_(module: nn.Conv2d | nn.Linear, inputs: Tensor, targets: Tensor, ridge
     if module.bias is not None:
         residual -= module.bias.double()
         seen = torch.cat([seen, seen.new_ones(len(seen), 1)], 1)
+    if scales is not None:
+        seen, residual = seen * scales.double()[:, None], residual * scales.double()[:, None]
     change = least_squares(seen, residual, ridge).T
     weight[:, live] += change[:, : len(live)]
     module.weight.copy_(weight.view_as(module.weight))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ecc.methods.base import OneShotMethod, magnitudes
 
-from .widths import largest_ratio
+from .widths import uniform_widths
 
 
 class Uniform(OneShotMethod):
@@ -20,11 +20,7 @@ class Uniform(OneShotMethod):
     def step(self) -> None:
         """Find the ratio, and prune."""
         context = self.context
-
-        def widths(ratio: float) -> list[int]:
-            return context.round_widths([ratio * group.width for group in context.graph.groups])
-
-        ratio = largest_ratio(lambda ratio: context.constraint_violation(widths(ratio)) <= 0)
+        ratio, widths = uniform_widths(context, list(context.graph.full_widths))
         context.model.load_state_dict(self.dense_state)
-        context.keep_channels_(context.model, magnitudes(context), widths(ratio))
-        context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})
+        context.keep_channels_(context.model, magnitudes(context), list(widths.values()))
+        context.log({"phase": self.name, "ratio": ratio, "widths": list(widths.values())})

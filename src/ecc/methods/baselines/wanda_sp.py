@@ -34,8 +34,8 @@ class WandaSp(OneShotMethod):
     def step(self) -> None:
         """Find the ratio, and prune."""
         context = self.context
-        widths = uniform_widths(context, list(self._importance))
+        ratio, widths = uniform_widths(context, list(self._importance))
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._importance, widths)
         self.pruned_for = list(self.context.targets)
-        context.log({"phase": self.name, "widths": widths})
+        context.log({"phase": self.name, "ratio": ratio, "widths": widths})

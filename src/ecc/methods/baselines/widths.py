@@ -8,6 +8,8 @@ from ecc.errors import InfeasibleBudget
 from ecc.methods.base import PruningContext
 
 _BISECTIONS = 40
+_FEW = 12  # channels of a group, such as heads, of which one is a large part
+_GOLDEN = 0.6180339887498949  # multiples of it modulo 1 are spread evenly
 
 
 def largest_ratio(fits: Callable[[float], bool]) -> float:
@@ -22,15 +24,22 @@ def largest_ratio(fits: Callable[[float], bool]) -> float:
     return low
 
 
-def uniform_widths(context: PruningContext, names: Sequence[str]) -> dict[str, int]:
-    """Widths by group where some groups keep the same fraction, the largest that meets the targets; others are full."""
+def uniform_widths(context: PruningContext, names: Sequence[str]) -> tuple[float, dict[str, int]]:
+    """The largest fraction that some groups can keep to meet the targets, and widths by group; other groups are full.
+
+    Of groups with few channels, such as heads, some are rounded up and the others down, spread over the network; if all
+    were rounded down, every layer would lose one of three heads at once.
+    """
     full = context.graph.full_widths
+    few = [name for name in names if full[name] <= _FEW]
+    raised = {name: (number + 0.5) * _GOLDEN % 1 for number, name in enumerate(few)}
 
     def widths(ratio: float) -> dict[str, int]:
-        wanted = [ratio * width if name in names else width for name, width in full.items()]
+        wanted = [ratio * width + raised.get(name, 0) if name in names else width for name, width in full.items()]
         return dict(zip(full, context.round_widths(wanted), strict=True))
 
-    return widths(largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0))
+    ratio = largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0)
+    return ratio, widths(ratio)
 
 
 def allowed_widths(context: PruningContext) -> list[list[int]]:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice
 from ecc.graph.model_copy import named_tensors
+from ecc.graph.slimming import mask_norms_
 from ecc.graph.structure import Branch
 from ecc.training.cuda_graph import CudaGraphFunction
 
@@ -156,6 +157,7 @@ class ConsumerSlices:
     """
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
+        mask_norms_(model, graph)  # now, since a CUDA graph of the training pass may follow
         ranked = [(group, place) for group in graph.prunable for place in group.ranked_slices]
         masked = [(group, place) for group in graph.variable for place in group.masked_slices]
         self._ranked = _SliceTable(model, graph, ranked, device)

@@ -1,0 +1,128 @@
+"""`choose_board_runner`: `--runner auto` with `--target`, among the runners of ONNX files that a board has."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ecc.errors import BadMeasurement, EccError
+from ecc.measure.runner_search import OUTPUT_TOLERANCE, PRECISIONS, RunnerCandidate, RunnerSearch
+from ecc.records import to_builtins
+from ecc.settings import MeasureSettings
+
+from .client import RemoteMeter, limit_seconds, onnx_request
+from .wire import LinkLost
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ecc.task import Inputs
+
+_OUTPUTS = 4096  # numbers of each output that are compared
+
+
+def choose_board_runner(
+    model: nn.Module,
+    example_input: Inputs,
+    meter: RemoteMeter,
+    settings: MeasureSettings,
+    *,
+    precisions: Sequence[str] = PRECISIONS,
+    resource: str | None = None,
+    output_tolerance: float = OUTPUT_TOLERANCE,
+    report: Callable[[str], object] = lambda _: None,
+) -> tuple[MeasureSettings, RunnerSearch]:
+    """Find the cheapest way to run the dense network on a board. Scores are not compared, only outputs.
+
+    Args:
+        model: The network; it is not changed.
+        example_input: One batch.
+        meter: Of the board. Of several boards, the first one is asked, and all use the result.
+        settings: How to measure; runner and precision are replaced.
+        precisions: Precisions to try.
+        resource: energy or latency; energy unless the meter is a clock.
+        output_tolerance: Allowed difference of outputs from fp32, relative to the largest output.
+        report: Called with a line of progress.
+
+    Raises:
+        BadMeasurement: If no runner of the board can run the network in fp32.
+    """
+    info = meter.describe()
+    search = _BoardSearch(model, example_input, meter, replace(settings, channels_last=False), output_tolerance)
+    candidates: list[RunnerCandidate] = []
+    for spec, problem in meter.board.call_again("runners")["runners"].items():
+        name, _, argument = spec.partition(":")
+        runtime = importlib.import_module(f"ecc.measure.runners.{name}")
+        supported = [one for one in precisions if one in runtime.PRECISIONS]
+        if problem or not argument:
+            candidates.append(RunnerCandidate(runner=spec, precision="fp32", excluded=problem))
+            continue
+        if runtime.device_type_of(argument) != "cuda":
+            supported = [one for one in supported if one != "tf32"]
+        for precision in supported:
+            candidates.append(search.candidate(RunnerCandidate(runner=spec, precision=precision)))
+            cost = candidates[-1].joules
+            report(f"{candidates[-1].name}: {candidates[-1].excluded or format(cost, '.4g')}")
+    usable = [one for one in candidates if not one.excluded]
+    if not usable:
+        reasons = "; ".join(f"{one.name}: {one.excluded}" for one in candidates) or "it has none"
+        raise BadMeasurement(f"no runner of {meter.board.target} can run this network: {reasons}")
+    candidates.sort(key=lambda one: one is not usable[0])  # savings refer to the first one
+    made = RunnerSearch(
+        candidates=tuple(candidates),
+        chosen=0,
+        resource=resource or ("energy" if info.has_energy else "latency"),
+        output_tolerance=output_tolerance,
+        label=info.label,
+    )
+    best = min(usable, key=lambda one: made.cost(one) or float("inf"))
+    made = replace(made, chosen=candidates.index(best))
+    return replace(settings, runner=best.runner, precision=best.precision, channels_last=False), made  # type: ignore[arg-type] # checked
+
+
+class _BoardSearch:
+    """Measures candidates on a board."""
+
+    def __init__(
+        self, model: nn.Module, example_input: Inputs, meter: RemoteMeter, settings: MeasureSettings, tolerance: float
+    ) -> None:
+        self._model, self._inputs, self._meter, self._tolerance = model, example_input, meter, tolerance
+        self._settings = replace(settings, min_repeats=2, max_repeats=4)
+        self._counter: Any = None
+        self._wanted: Any = None
+
+    def candidate(self, one: RunnerCandidate) -> RunnerCandidate:
+        """Measure a candidate; a failure becomes the reason of its exclusion."""
+        try:
+            return self._measure(one)
+        except LinkLost as lost:
+            self._meter.board.reconnect(str(lost))
+            return replace(one, excluded=f"the agent ended: {lost}"[:200])
+        except EccError as error:
+            return replace(one, excluded=str(error).splitlines()[0][:200])
+
+    def _measure(self, one: RunnerCandidate) -> RunnerCandidate:
+        import torch
+
+        from ecc.graph.numerics import relative_error
+        from ecc.measure.runners.onnx_network import OnnxNetwork
+
+        settings: MeasureSettings = replace(self._settings, runner=one.runner, precision=one.precision)  # type: ignore[arg-type] # checked
+        network = OnnxNetwork.of(self._model, self._inputs, one.precision)
+        request = {**onnx_request(network, settings, self._meter.threads), "settings": to_builtins(settings)}
+        limit, board = limit_seconds(settings), self._meter.board
+        if self._counter is None:
+            self._counter = board.call("prepare", limit_seconds=limit, **request)["counter"]
+        found = board.call("sample", counter=self._counter, outputs=_OUTPUTS, limit_seconds=limit, **request)
+        outputs = [torch.tensor(values, dtype=torch.float64) for values in found["outputs"]]
+        if self._wanted is None and one.precision == "fp32":
+            self._wanted = outputs
+        if self._wanted is not None:
+            one = replace(one, difference=relative_error(self._wanted, outputs))
+            if not (one.difference or 0.0) <= self._tolerance:
+                allowed = f"{self._tolerance:.0%} allowed"
+                return replace(one, excluded=f"outputs differ by {one.difference:.1%} ({allowed})")
+        sample = found["sample"]
+        return replace(one, joules=float(sample["joules"]), seconds=float(sample["seconds"]))
