@@ -32,9 +32,6 @@ from .registry import find_method
 FINETUNE_SHARE = 2 / 3
 """Steps of each finetuning, as a fraction of `finetune_steps`."""
 
-FRONT_FILE = "front.json"
-"""The results of all budgets, a `Front`, in the run folder."""
-
 StageFactory = Callable[[Task, Sequence[Budget], CompressSettings, Mapping[str, Any] | None], Compression]
 """Makes the compression of one budget from its task, budget, settings and initial weights."""
 
