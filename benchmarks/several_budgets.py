@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="*", default=["own", "several"], help="Other cells of the output file are kept."
     )
+    parser.add_argument("--add", type=Path, nargs="*", default=[], help="Records whose cells are added.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pretrain", type=int, default=600)
     parser.add_argument("--prune", type=int, default=300)
@@ -129,10 +130,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50)
     options = parser.parse_args()
     options.commit = commit()
-    old = json.loads(options.out.read_text(encoding="utf-8"))["cells"] if options.out.exists() else []
+    files = [file for file in (options.out, *options.add) if file.exists()]
+    old = [one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["cells"]]
     cells = [one for one in old if one["way"] not in options.ways]
     with ProcessPoolExecutor(options.seeds, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        for some in pool.map(partial(run_seed, options), range(options.seeds)):
+        for some in pool.map(partial(run_seed, options), range(options.seeds) if options.ways else ()):
             cells += some
             print(some, flush=True)
     record = {

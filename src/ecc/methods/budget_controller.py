@@ -275,7 +275,7 @@ class BudgetController:
             below_top *= _normal_cdf((np.log(self._band[1] if is_exact else top) - ratio) / deviation)
             ratios = np.maximum(ratios, np.exp(ratio))
         order = np.lexsort((abs(ratios - aim), -np.round(below_top - below_low, 2)))
-        return candidates[order[0]]
+        return candidates[int(order[0])]
 
     def _proposals(self, first: Mapping[str, int]) -> dict[tuple[int, ...], _Candidate]:
         """Different proposals of the method, for targets around corrected ones."""

@@ -23,7 +23,7 @@ from ecc.settings import deployment
 from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
-REPEATS = (3, 8)
+REPEATS = (3, 6)
 """Smallest and largest number of windows. A cost check is measured more carefully than one sample of a profile: as many
 windows as a sample of the profile has, and at most three times as many, where that is more."""
 
