@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -88,6 +89,10 @@ def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -
         "runner": runner, "prune_steps": options.steps, "finetune_steps": options.steps // 2, "lr": 1e-3, "width_multiple": 8,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        known = None if options.profiles is None else options.profiles / f"{runner.partition(':')[0]}-{clock}.profile"
+        (Path(folder) / "run").mkdir()
+        if known is not None and known.is_file():
+            shutil.copy(known, Path(folder) / "run" / "network.profile")
         started = time.process_time()
         try:
             done = compress_task(
@@ -135,6 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80, help="of pruning; half as many of finetuning")
     parser.add_argument("--train-steps", type=int, default=120)
     parser.add_argument("--only", choices=["budget", "aligned"], help="a part; the rest of the file is kept")
+    parser.add_argument("--profiles", type=Path, help="folder of profiles RUNNER-CLOCK.profile that are resumed")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--clocks", nargs="+", default=["cputime", "wall"])
     parser.add_argument("--runners", nargs="+", default=list(RUNNERS))
