@@ -174,7 +174,7 @@ def language_task(
     config: Any = model.config
     length = _checked_length(config, length)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable()  # type: ignore[operator]  # of transformers
+        _enable_checkpointing(model)
     vocabulary = int(config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
     example = {"input_ids": torch.randint(1, vocabulary, _EXAMPLE, generator=generator)}
@@ -328,6 +328,14 @@ def _is_causal(config: Any) -> bool:
     """Whether a configuration belongs to a causal language model."""
     names = getattr(config, "architectures", None) or ()
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _enable_checkpointing(model: nn.Module) -> None:
+    """Let a model of transformers compute activations again in the backward pass."""
+    hf: Any = model
+    hf.config.use_cache = False  # it would be ignored with a warning
+    enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable  # the older name
+    enable()
 
 
 def _check_folder(where: str) -> None:
