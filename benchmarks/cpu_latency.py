@@ -181,7 +181,7 @@ def main() -> None:
             # What other processes measured is kept: each may measure one runner.
             kept = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.is_file() else []
             rows = [one for one in kept if (one["runner"], one["clock"]) != (runner, clock)]
-            old = next((one for one in kept if one not in rows), {})
+            old: dict[str, Any] = next((one for one in kept if one not in rows), {})
             rows.append({**old, **row, "origins": {**old.get("origins", {}), **row["origins"]}})
             record = {
                 "what": "latency budgets on a CPU with onnxruntime and OpenVINO",

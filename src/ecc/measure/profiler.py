@@ -687,7 +687,8 @@ class DeviceProfiler:
                 statistics.median(getattr(one, name) for one in measured) for name in ("joules", "seconds")
             )
             if is_dense:
-                return *self._dense_cost, interval, results[-1]
+                joules, seconds = self._dense_cost
+                return joules, seconds, interval, results[-1]
         joules, seconds = (
             cost * statistics.median(_turn_ratios(results, references, name))
             for cost, name in zip(self._dense_cost, ("joules", "seconds"), strict=True)
