@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -75,19 +76,34 @@ def spread(values: list[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values)
 
 
-def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One runner and clock."""
-    found: dict[str, Any] = {"runner": runner, "clock": clock, "budget": options.share}
+def run_noise(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Repeated measurements of the dense network, alone and relative to another copy of it."""
     example, meter = with_batch_size(task.example_input, BATCH), find_meter(clock)
     assert isinstance(meter, Meter)
     pairs = measure_turns(task.model, task.model, example, meter, runner, options.turns)
-    found["noise"] = spread([first for first, _ in pairs])
-    found["noise_in_turns"] = spread([second / first for first, second in pairs])
-    found["dense_seconds"] = statistics.median(first for first, _ in pairs)
+    return {
+        "runner": runner,
+        "clock": clock,
+        "budget": options.share,
+        "noise": spread([first for first, _ in pairs]),
+        "noise_in_turns": spread([second / first for first, second in pairs]),
+        "dense_seconds": statistics.median(first for first, _ in pairs),
+    }
+
+
+def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One runner and clock."""
+    found = run_noise(task, runner, clock, options)
+    example, meter = with_batch_size(task.example_input, BATCH), find_meter(clock)
+    assert isinstance(meter, Meter)
     choices = {
         "runner": runner, "prune_steps": options.steps, "finetune_steps": options.steps // 2, "lr": 1e-3, "width_multiple": 8,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        known = None if options.profiles is None else options.profiles / f"{runner.partition(':')[0]}-{clock}.profile"
+        (Path(folder) / "run").mkdir()
+        if known is not None and known.is_file():
+            shutil.copy(known, Path(folder) / "run" / "network.profile")
         started = time.process_time()
         try:
             done = compress_task(
@@ -134,7 +150,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=90)
     parser.add_argument("--steps", type=int, default=80, help="of pruning; half as many of finetuning")
     parser.add_argument("--train-steps", type=int, default=120)
-    parser.add_argument("--only", choices=["budget", "aligned"], help="a part; the rest of the file is kept")
+    parser.add_argument("--only", choices=["noise", "budget", "aligned"], help="a part; the rest of the file is kept")
+    parser.add_argument("--profiles", type=Path, help="folder of profiles RUNNER-CLOCK.profile that are resumed")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--clocks", nargs="+", default=["cputime", "wall"])
     parser.add_argument("--runners", nargs="+", default=list(RUNNERS))
@@ -149,17 +166,23 @@ def main() -> None:
         for runner in options.runners:
             row: dict[str, Any] = {}
             try:
-                if options.only != "aligned":
+                if options.only == "noise":
+                    row |= run_noise(task, runner, clock, options)
+                if options.only in (None, "budget"):
                     row |= run_case(task, runner, clock, options)
-                if options.only != "budget":
+                if options.only in (None, "aligned"):
                     row |= run_aligned(task, runner, clock, options)
             except EccError as error:
                 row |= {"runner": runner, "clock": clock, "budget": options.share, "problem": str(error)[:300]}
+            row["origins"] = {
+                options.only or "all": {name: environment[name] for name in ("commit", "command", "date")}
+            }
             print(row, flush=True)
             # What other processes measured is kept: each may measure one runner.
             kept = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.is_file() else []
             rows = [one for one in kept if (one["runner"], one["clock"]) != (runner, clock)]
-            rows.append({**next((one for one in kept if one not in rows), {}), **row})
+            old: dict[str, Any] = next((one for one in kept if one not in rows), {})
+            rows.append({**old, **row, "origins": {**old.get("origins", {}), **row["origins"]}})
             record = {
                 "what": "latency budgets on a CPU with onnxruntime and OpenVINO",
                 "environment": environment,

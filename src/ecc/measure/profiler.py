@@ -629,7 +629,8 @@ class DeviceProfiler:
         try:
             network = with_widths(self._dense, self._graph, widths, device=self._device)
             if self._run_settings.in_turns:
-                joules, seconds, relative_ci, result = self._measure_in_turns(network)
+                is_dense = all(widths[group.name] == group.width for group in self._graph.variable)
+                joules, seconds, relative_ci, result = self._measure_in_turns(network, is_dense)
             else:
                 result = measure_model(
                     network, self._inputs, self._meter, self._run_settings, counter=self._counter, clock=self._clock
@@ -649,11 +650,12 @@ class DeviceProfiler:
         """Scale networks that are measured in turns to this cost of the dense network, of an earlier session."""
         self._dense_cost = (joules, seconds)
 
-    def _measure_in_turns(self, network: nn.Module) -> tuple[float, float, float | None, Measurement]:
+    def _measure_in_turns(self, network: nn.Module, is_dense: bool) -> tuple[float, float, float | None, Measurement]:
         """Measure a network and the dense network alternately, two windows at a time.
 
         The cost is the ratio of the two, times the cost of the dense network at the first call, so the speed of the
-        machine at this time cancels out.
+        machine at this time cancels out. If the first network is the dense one, its cost is that cost: a ratio that
+        differs from 1 by noise would shift every budget that is a share of it.
 
         Returns:
             Joules, seconds, the relative confidence interval of the ratio, and the last measurement of the network.
@@ -680,9 +682,13 @@ class DeviceProfiler:
                 if windows >= settings.max_repeats or (agree and windows >= settings.min_repeats):
                     break
         if self._dense_cost is None:
+            measured = [*references, *results] if is_dense else references
             self._dense_cost = tuple(
-                statistics.median(getattr(one, name) for one in references) for name in ("joules", "seconds")
+                statistics.median(getattr(one, name) for one in measured) for name in ("joules", "seconds")
             )
+            if is_dense:
+                joules, seconds = self._dense_cost
+                return joules, seconds, interval, results[-1]
         joules, seconds = (
             cost * statistics.median(_turn_ratios(results, references, name))
             for cost, name in zip(self._dense_cost, ("joules", "seconds"), strict=True)
