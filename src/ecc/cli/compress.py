@@ -108,10 +108,9 @@ def compress(
 
     from ecc.api import compress_task
     from ecc.energy import EnergyModel
-    from ecc.methods.several_budgets import FRONT_FILE
     from ecc.records import read_record
     from ecc.report.terminal import compress_table, front_table
-    from ecc.run_records import Front
+    from ecc.run_records import FRONT_FILE, Front
     from ecc.training import Interrupted, TensorBoardLogger, find_distributed
 
     place = usable_device(device)
@@ -165,7 +164,7 @@ def compress(
         _save_language_model(one.folder, task, one)
     for place in results:
         remember_task(place, task, data)
-    reports = [describe_report(place) for place in results]
+    reports = [describe_report(place) for place in (*results, *([output] if several else []))]
     front = read_record(output / FRONT_FILE, Front) if several else None
     if as_json:
         print_json(front or summary)

@@ -246,7 +246,9 @@ def profile(
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
     else:
-        profiler = open_profiler(model, graph, example_input, meter, settings, device, clock, runner_search)
+        profiler = open_profiler(
+            model, graph, example_input, meter, settings, device=device, clock=clock, runner_search=runner_search
+        )
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
     with open_profile(path) as writer:
@@ -519,14 +521,12 @@ def open_profiler(
     example_input: Inputs,
     meter: Meter,
     settings: MeasureSettings,
-    device: torch.device | str | None = None,
-    clock: Clock | None = None,
-    runner_search: RunnerSearch | None = None,
+    **options: Any,
 ) -> DeviceProfiler | RemoteProfiler:
     """The profiler of a meter: of this machine, or of a board. The arguments are those of `DeviceProfiler`."""
     if isinstance(meter, RemoteMeter):
-        return meter.open_profiler(model, graph, example_input, settings, runner_search)
-    return DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
+        return meter.open_profiler(model, graph, example_input, settings, options.get("runner_search"))
+    return DeviceProfiler(model, graph, example_input, meter, settings, **options)
 
 
 class DeviceProfiler:
@@ -645,6 +645,10 @@ class DeviceProfiler:
         kept = tuple(widths[group.name] for group in self._graph.variable)
         return Sample(index=index, round=round_, session=session, widths=kept, measured_at=_now(), **fields)
 
+    def refer_to(self, joules: float, seconds: float) -> None:
+        """Scale networks that are measured in turns to this cost of the dense network, of an earlier session."""
+        self._dense_cost = (joules, seconds)
+
     def _measure_in_turns(self, network: nn.Module) -> tuple[float, float, float | None, Measurement]:
         """Measure a network and the dense network alternately, two windows at a time.
 
@@ -656,18 +660,19 @@ class DeviceProfiler:
         """
         settings = self._run_settings
         pair = replace(settings, min_repeats=2, max_repeats=2)
+        warm = replace(pair, warmup_seconds=0.0, warmup_runs=1)
         with self._dense_runner() as dense, prepare_runner(network, self._inputs, settings) as runner:
 
-            def measure_pair(one: PreparedRunner) -> Measurement:
+            def measure_pair(one: PreparedRunner, how: MeasureSettings) -> Measurement:
                 return measure(
-                    one.run, self._meter, pair, device=one.device, batch=one.batch,
+                    one.run, self._meter, how, device=one.device, batch=one.batch,
                     is_asynchronous=one.is_asynchronous, counter=self._counter, clock=self._clock,
                 )  # fmt: skip
 
-            references, results = [measure_pair(dense)], list[Measurement]()
+            references, results = [measure_pair(dense, pair)], list[Measurement]()
             while True:
-                results.append(measure_pair(runner))
-                references.append(measure_pair(dense))
+                results.append(measure_pair(runner, warm if results else pair))
+                references.append(measure_pair(dense, warm))
                 ratios = _turn_ratios(results, references, "joules")
                 interval = relative_interval(ratios)
                 agree = interval is not None and interval <= settings.target_relative_ci
