@@ -18,7 +18,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,7 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
         "of_budget": last.measured[resource] / limit,
         "cost_checks": len(controller.checks),
         "relative_ci": last.relative_ci,
+        "refit": refit if (refit := getattr(method, "refit", None)) is None else asdict(refit),
         "perplexity": perplexity(small, setup.test, setup.device),
         "parameters": sum(one.numel() for one in small.parameters()),
         "removed": {

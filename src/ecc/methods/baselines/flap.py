@@ -45,7 +45,8 @@ class Flap(OneShotMethod):
         self._paths = linear_consumers(context.model, consumed)
         self._dense: DenseOutputs = record_outputs(context.model, self._paths, self._inputs)
         self._dense.residuals = {}  # each layer compensates for itself
-        self._refit: Refit | None = None
+        self.refit: Refit | None = None
+        """How layers were refit last."""
 
     def step(self) -> None:
         """Find the threshold, and prune."""
@@ -63,9 +64,7 @@ class Flap(OneShotMethod):
         ratio = largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0)
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._scores, widths(ratio))
-        choices = REFITS if self.pruned_for is None else (self._refit,)  # a corrected target changes little
-        self._refit = reconstruct_best_(
-            context.model, self._dense, self._paths, self._inputs, context.held_out, choices
-        )
+        choices = REFITS if self.pruned_for is None else (self.refit,)  # a corrected target changes little
+        self.refit = reconstruct_best_(context.model, self._dense, self._paths, self._inputs, context.held_out, choices)
         self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})
