@@ -301,7 +301,7 @@ class _Search:
                     self.no_heads.setdefault(other, self.no_heads[line])
 
     def _same_line(self, line: str, passes: list[Tracer]) -> set[str]:
-        """This line and, if all interpretations of it failed, the same line in modules of other sizes, if all failed."""
+        """This line and, if all interpretations of it failed, the same line in other modules where all failed."""
         options = {guess: count for p in passes for guess, count, _ in p.guesses}
         failed = {guess for guess, count in options.items() if self.choices.get(guess, 0) == count - 1}
         code = line.partition(" in ")[0]

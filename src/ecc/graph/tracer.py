@@ -604,7 +604,7 @@ class Tracer(TorchDispatchMode):
         known, dense = self.channel_labels, self.dense
         if dense is None or not isinstance(known, PrunedLabels) or call.name not in ("view", "reshape", "_unsafe_view"):
             return None
-        func, shapes, _ = dense.sequence[position] if position < len(dense.results) else (None, (), ())
+        func = dense.sequence[position][0] if position < len(dense.results) else None
         sizes = call.args[1] if len(call.args) > 1 else ()
         labels = dense.results[position][0] if func == call.func else None
         if not isinstance(labels, Tensor) or len(sizes) != labels.dim():
