@@ -108,7 +108,7 @@ def test_generation_with_a_cache_works_without_branches(name: str) -> None:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(wanted.logits, found.logits, strict=True))
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "BERT"])
+@pytest.mark.parametrize("name", ["GPT-2", "BERT", "ViT"])
 def test_models_with_layer_norm_are_saved_loaded_and_slimmed_to_multiples(name: str, tmp_path: Path) -> None:
     from ecc.integrations.huggingface import load_pruned, save_pruned
 
@@ -137,3 +137,17 @@ def test_tied_embeddings_stay_tied() -> None:
     assert small.lm_head.weight.shape == (64, 54)
     options = {"max_new_tokens": 5, "do_sample": False}
     assert torch.equal(net.generate(**inputs, **options), small.generate(**inputs, **options))
+
+
+def test_a_vision_transformer_with_equal_layers_is_loaded_by_transformers(tmp_path: Path) -> None:
+    from ecc.integrations.huggingface import load_pruned, save_pruned
+
+    net, inputs = built("ViT")
+    graph = trace_channels(net, inputs)
+    hidden = [g for g in graph.prunable if any("fc1" in one.tensor or "intermediate" in one.tensor for one in g.slices)]
+    mask_channels_(net, graph, {group.name: range(8) for group in hidden if not group.zeroed})
+    small = slim(net, graph)
+    save_pruned(small, tmp_path)
+    for loaded in (load_pruned(tmp_path), type(net).from_pretrained(tmp_path).eval()):
+        assert max_relative_diff(small, loaded, inputs) == 0
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
