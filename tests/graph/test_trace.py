@@ -393,3 +393,30 @@ def test_a_number_of_channels_that_is_taken_from_other_channels_unites_both(veri
     assert [(group.name, group.width) for group in graph.prunable] == [("stem", 12)]
     produced = {one.tensor for one in graph["stem"].slices if Role.PRODUCER in one.roles}
     assert produced == {"stem.weight", "stem.bias", "reduce.weight", "reduce.bias"}
+
+
+class _HeadsOfTheInput(nn.Module):
+    """Self-attention that computes the width of its heads from the channels of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 4
+        self.norm = nn.LayerNorm(32)
+        self.qkv = nn.Linear(32, 96)
+        self.proj = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, channels = x.shape
+        qkv = self.qkv(self.norm(x)).reshape(batch, length, 3, self.heads, channels // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, scale=0.3)
+        return x + self.proj(y.transpose(1, 2).reshape(batch, length, channels))
+
+
+def test_heads_whose_width_is_taken_from_the_residual_stream_are_pruned_with_it() -> None:
+    net = nn.Sequential(nn.Linear(6, 32), _HeadsOfTheInput(), _HeadsOfTheInput(), nn.Linear(32, 5))
+    graph = trace_channels(net, torch.randn(2, 7, 6))
+    assert [(group.name, group.width) for group in graph.prunable] == [("0", 4)]
+    assert {one.tensor for one in graph["0"].slices} >= {"0.weight", "1.qkv.weight", "2.qkv.weight", "2.proj.weight"}
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff < 1e-12

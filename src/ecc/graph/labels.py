@@ -12,6 +12,7 @@ components of the unions are the units that can be pruned.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -84,7 +85,7 @@ class Misaligned(Exception):
         *,
         line: str | None = None,
         path: str = "",
-        confused: tuple[Tensor, Tensor] | None = None,
+        confused: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> None:
         super().__init__(why)
         self.labels = labels
@@ -94,7 +95,7 @@ class Misaligned(Exception):
         self.path = path
         """The module that was running."""
         self.confused = confused
-        """Channels whose number the code takes from other channels, and those, as labels of the dense network."""
+        """Channels whose number the code takes from others, and these others, as labels of the dense network."""
 
 
 @dataclass
@@ -279,9 +280,9 @@ class PrunedLabels(ChannelLabels):
             raise Misaligned(labels, f"axis {axis} of {tensor} has {size} entries, not {labels.numel()}")
         return labels
 
-    def keeps(self, dense: Tensor) -> int | None:
-        """How many of these channels of the dense network are kept; None if some are not prunable."""
-        return None if bool(self._frozen_mask[dense].any()) else int(self.alive[dense].sum())
+    def are_prunable(self, dense: Tensor) -> bool:
+        """Whether all of these channels of the dense network are prunable."""
+        return not bool(self._frozen_mask[dense].any())
 
     def constant(self, name: str, size: int, why: str) -> Tensor:
         """Labels of the positions that a constant kept."""

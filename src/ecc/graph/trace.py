@@ -116,9 +116,9 @@ class _Search:
     stops: dict[str, str] = field(default_factory=dict)
     frozen: list[tuple[list[Indices], str]] = field(default_factory=list)
     """Channels frozen because the pruned network did not line up, and why."""
-    united: dict[tuple[str, str], tuple[list[Place | None], list[Place | None]] | None] = field(default_factory=dict)
+    united: dict[tuple[str, str], list[tuple[list[Place | None], list[Place | None]]]] = field(default_factory=dict)
     """By line of code and module: channels that are pruned together, since the code takes the number of the first from
-    the second. None if that was tried in vain."""
+    the second. Empty if that was tried in vain."""
     trains: bool = True
     rejected: set[str] = field(default_factory=set)
     """Lines that split channels in a way that attention rejected."""
@@ -180,9 +180,9 @@ class _Search:
             break
         else:
             self.trains = False
-        for (line, _), places in self.united.items():
-            if places is not None:
-                channel_labels.unite_places(*places, _in_words(line))
+        for (line, _), pairs in self.united.items():
+            for mine, theirs in pairs:
+                channel_labels.unite_places(mine, theirs, _in_words(line))
         for indices, why in self.frozen:
             channel_labels.freeze_indices(indices, why)
         channel_labels.freeze_unscalable()
@@ -382,7 +382,7 @@ class _Search:
         try:
             one_pass(self._small(graph, widths), self.example_input, tracer, training=False)
         except Misaligned as stop:
-            return Misaligned(nothing, str(stop), line=stop.line, path=tracer.last_path)
+            return Misaligned(nothing, str(stop), line=stop.line, path=tracer.last_path, confused=stop.confused)
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
             return Misaligned(nothing, first_line(error), path=tracer.last_path)
         return None
@@ -392,15 +392,15 @@ class _Search:
 
     def _unite(self, failure: Misaligned, channel_labels: ChannelLabels) -> bool:
         """Prune channels together if code takes the number of some from others; False if that was tried in vain."""
-        if failure.confused is None or failure.line is None:
+        if not failure.confused or failure.line is None:
             return False
         key = (failure.line, failure.path)
         if key in self.united:
-            self.united[key] = None
+            self.united[key] = []
             return False
-        mine, theirs = (channel_labels.places(labels) for labels in failure.confused)
-        self.united[key] = (mine, theirs)
-        channel_labels.unite_places(mine, theirs, _in_words(failure.line))
+        self.united[key] = [(channel_labels.places(a), channel_labels.places(b)) for a, b in failure.confused]
+        for mine, theirs in failure.confused:
+            channel_labels.unite(mine, theirs, _in_words(failure.line))
         return True
 
     def _keep_attributes(self, path: str, partition: ChannelPartition) -> bool:

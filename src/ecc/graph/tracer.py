@@ -93,6 +93,8 @@ class Tracer(TorchDispatchMode):
     """Attributes of modules among the sizes of the current operator, with the axis if it is known."""
     sequence: list[tuple[Any, ...]] = field(default_factory=list)
     """Operators in order, with their result shapes and the parameters among their arguments."""
+    lines: dict[int, tuple[str, type | None]] = field(default_factory=dict)
+    """Line of code and class of the module of the reshapes in `sequence`, by position, in a dense network."""
     results: list[list[Any]] = field(default_factory=list)
     """Labels of the results of the operators in `sequence`."""
     alive: Tensor | None = None
@@ -327,6 +329,8 @@ class Tracer(TorchDispatchMode):
         counted = name != "contiguous"  # with one head, a transposed tensor is contiguous already
         if counted:
             self.sequence.append((func, [out.shape for out in call.outs], own))
+            if rule is registry.RESHAPE and self.dense is None:
+                self.lines[len(self.sequence) - 1] = (self.line(), type(self.module))
             self.check_order(call)
             self.check_sizes(call, rule)
         started = len(self.records)
@@ -595,30 +599,52 @@ class Tracer(TorchDispatchMode):
         """In a pruned network: by label of the dense network, whether it is kept."""
         return self.channel_labels.alive if isinstance(self.channel_labels, PrunedLabels) else self.alive
 
-    def _confused(self, call: Call, position: int) -> tuple[Tensor, Tensor] | None:
+    def _confused(self, call: Call, position: int) -> list[tuple[Tensor, Tensor]]:
         """Channels that a reshape has another number of after pruning, and the latest channels with that number.
 
         An example is `b, n, c = x.shape; layer(x).reshape(b, n, c)`, where the outputs of `layer` are pruned apart from
-        `x`. Both are labels of the dense network, whose operator is at `position`.
+        `x`. Both are labels of the dense network, whose operator is at `position`. The same channels follow for other
+        modules of this class, which run the same line of code.
         """
-        known, dense = self.channel_labels, self.dense
-        if dense is None or not isinstance(known, PrunedLabels) or call.name not in ("view", "reshape", "_unsafe_view"):
-            return None
+        alive, dense = self._kept, self.dense
+        if dense is None or alive is None or call.name not in ("view", "reshape", "_unsafe_view"):
+            return []
         func = dense.sequence[position][0] if position < len(dense.results) else None
         sizes = call.args[1] if len(call.args) > 1 else ()
         labels = dense.results[position][0] if func == call.func else None
         if not isinstance(labels, Tensor) or len(sizes) != labels.dim():
-            return None
-        for axis in varying_axes(labels):
-            mine, size = channel_vector(labels, axis, labels.shape[axis]), sizes[axis]
-            if size in (-1, int(known.alive[mine].sum())):
+            return []
+        for mine, wanted, axis, behind in _other_sizes(labels, sizes, alive):
+            for back in range(1, position + 1):
+                for number, other, theirs in _vectors(dense.results[position - back], len(mine)):
+                    if self._may_be_pruned(theirs) and int(alive[theirs].sum()) in wanted:
+                        pairs = self._same_in_others(position, (axis, behind), (back, number, other))
+                        return [(mine, theirs), *pairs]
+        return []
+
+    def _same_in_others(
+        self, position: int, mine: tuple[int, bool], theirs: tuple[int, int, int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The pairs of `_confused` where the dense network runs the same line of code in modules of the same class."""
+        dense, (axis, behind), (back, number, other) = self.dense, mine, theirs
+        assert dense is not None, "in a pruned network"
+        for at, line in dense.lines.items():
+            if at == position or line != dense.lines[position] or at < back:
                 continue
-            for earlier in (one for many in reversed(dense.results[:position]) for one in reversed(many)):
-                for other in varying_axes(earlier) if isinstance(earlier, Tensor) else ():
-                    theirs = channel_vector(earlier, other, earlier.shape[other])
-                    if len(theirs) == len(mine) and known.keeps(theirs) == size:
-                        return mine, theirs
-        return None
+            labels, found = dense.results[at][0], _vectors(dense.results[at - back], None)
+            if isinstance(labels, Tensor) and axis in varying_axes(labels):
+                vector = _channels_on(labels, axis, behind=behind)
+                yield from (
+                    (vector, one)
+                    for n, a, one in found
+                    if (n, a) == (number, other) and len(one) == len(vector) and self._may_be_pruned(one)
+                )
+
+    def _may_be_pruned(self, dense: Tensor) -> bool:
+        """In a pruned network: whether channels of the dense network are prunable, as far as is known."""
+        if isinstance(self.channel_labels, PrunedLabels):
+            return self.channel_labels.are_prunable(dense)
+        return self.alive is not None and not bool(self.alive[dense].all())
 
     # --- location --------------------------------------------------------------------------------
 
@@ -665,6 +691,42 @@ class Tracer(TorchDispatchMode):
                 hook.remove()
             self.path.clear()
             self.modules.clear()
+
+
+def _other_sizes(labels: Tensor, sizes: Sequence[int], alive: Tensor) -> Iterator[tuple[Tensor, range, int, bool]]:
+    """Channels of the dense result of a reshape that the code has another number of, and the possible numbers.
+
+    They are on one axis, or on an axis of heads and the axis behind it: with 12 heads of 32 channels,
+    `reshape(b, n, heads, c // heads)` takes the 384 channels from elsewhere. Also yields this axis, and whether the
+    axis behind it belongs to them.
+    """
+    axes = varying_axes(labels)
+    for axis in axes:
+        mine, size = _channels_on(labels, axis, behind=False), sizes[axis]
+        if size not in (-1, int(alive[mine].sum())):
+            yield mine, range(size, size + 1), axis, False
+        last = axis + 1
+        if last < labels.dim() and last not in axes and size > 0 and sizes[last] not in (-1, labels.shape[last]):
+            yield (
+                _channels_on(labels, axis, behind=True),
+                range(size * sizes[last], size * (sizes[last] + 1)),
+                axis,
+                True,
+            )
+
+
+def _channels_on(labels: Tensor, axis: int, *, behind: bool) -> Tensor:
+    """Labels along an axis, repeated for the axis behind it if that belongs to the channels."""
+    vector = channel_vector(labels, axis, labels.shape[axis])
+    return vector.repeat_interleave(labels.shape[axis + 1]) if behind and axis + 1 < labels.dim() else vector
+
+
+def _vectors(results: Sequence[Any], size: int | None) -> Iterator[tuple[int, int, Tensor]]:
+    """Labels along each axis with channels, of this size if it is given, with the number of the result and the axis."""
+    for number, labels in enumerate(results):
+        for axis in varying_axes(labels) if isinstance(labels, Tensor) else ():
+            if size is None or labels.shape[axis] == size:
+                yield number, axis, channel_vector(labels, axis, labels.shape[axis])
 
 
 @cache

@@ -151,9 +151,10 @@ def _split_ties(trace: Tracer, call: Call, labels: Tensor, *, deferred: bool) ->
         axes = [a for a in new if varies(labels, a)]
         if len(axes) < 2 or deferred:
             continue
-        # Shuffles and the width of heads first, then heads and pixel shuffles. If attention rejected the width, but
-        # heads cannot be pruned, it is tried once more, since values may still be pruned along it.
-        guesses = [axes[-1], axes[0], *axes[1:-1], axes[-1]]
+        # Shuffles and the width of heads first, then heads, then queries, keys and values, or pixel shuffles. If
+        # attention rejected the width, but heads cannot be pruned, it is tried once more, since values may still be
+        # pruned along it.
+        guesses = [*reversed(axes), axes[-1]]
         choice = trace.choose(call, len(guesses) + 1, splits=True)
         if choice >= len(guesses):
             return trace.freeze(labels, f"{call.described} has a hard-coded channel count.{call.fix}".rstrip("."))
