@@ -40,12 +40,12 @@ from ecc.methods import Compression, CompressSettings
 from ecc.methods.base import can_remove_branches, check_method
 from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
-from ecc.methods.several_budgets import FRONT_FILE, StageFactory, budget_stages, check_several, make_front
+from ecc.methods.several_budgets import StageFactory, budget_stages, check_several, make_front
 from ecc.profiling import check_inference, open_meter, profile_and_fit
 from ecc.records import write_record
 from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
-from ecc.run_records import Feasibility, RunSummary
+from ecc.run_records import FRONT_FILE, Feasibility, RunSummary
 from ecc.settings import make_settings
 from ecc.task import WORKLOADS, Inputs, Task, TokenWorkload, batch_size_of, check_input, check_model
 from ecc.torch_utils import device_of

@@ -20,6 +20,9 @@ Positive = Annotated[float, msgspec.Meta(ge=1e-100, le=1e100)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
+FRONT_FILE = "front.json"
+"""The results of several budgets, a `Front`, in the folder of the run."""
+
 SCORES = ("dense", "pruned", "finetuned")
 """Names of the scores in a summary: the dense network, the slim network before finetuning, and after it."""
 
@@ -125,6 +128,14 @@ class RunSummary:
     full_widths: dict[str, Width] = field(default_factory=dict)
     macs: DenseAndResult | None = None
     parameters: DenseAndResult | None = None
+    weight_bytes: DenseAndResult | None = None
+    """Bytes of all parameters and buffers."""
+    unit_channels: dict[str, Width] = field(default_factory=dict)
+    """Channels of one unit of a group, where it is more than one: those of an attention head, or tied channels."""
+    branches: dict[str, bool] = field(default_factory=dict)
+    """The residual branches that can be removed, and whether each was."""
+    follows: dict[str, str] = field(default_factory=dict)
+    """Layers without MACs (norms, activations, sums), and the layer with MACs that each comes after."""
     scores: dict[str, Number] = field(default_factory=dict)
     """By the names of `SCORES`."""
     max_relative_diff: Number | None = None
@@ -195,8 +206,8 @@ class SolverLine:
     """Cost that the schedule allows at this step, of the first resource."""
     energy_dual: Number | None
     """z of the paper."""
-    width_duals: dict[str, Number] = field(default_factory=dict)
-    """y of the paper, by group."""
+    width_duals: dict[str, Number | None] = field(default_factory=dict)
+    """y of the paper, by group; None where it is not finite, as for a group of a removed branch."""
     widths: dict[str, Count] = field(default_factory=dict)
     nonzeros: dict[str, Count] = field(default_factory=dict)
     total: Count = 0

@@ -103,6 +103,7 @@ SMALLER = {
     "ecc fit mobile.profile --figures figures --paper 10000": "--paper 20",
     "ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300": f"{SHORT} --batch 256",
     "ecc compress digits --budget macs=40% -o run --pretrain-steps 300": SHORT,
+    "ecc compress digits --budgets macs=80%,macs=50%,macs=35% -o run --pretrain-steps 300": f"{SHORT} -o front",
     "ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run": SHORT,
     "ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse": SHORT,
     "ecc compare digits --quick --meter platform:jetson-tx2 -o runs": (

@@ -254,12 +254,27 @@ def test_training_curves_for_tensorboard_are_those_of_the_history(folder: Path) 
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     words = ("compress", "digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *SHORT, "--quiet")
     for _ in range(2):  # the second time the run is finished
-        run_ok(*words, "--tensorboard", "board")
+        run_ok(*words, "--tracker", "tensorboard:board")
         found = loading.EventAccumulator("board").Reload()
         lines = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
         for phase in ("pretrain", "prune", "finetune"):
             losses = [line["loss"] for line in lines if line["phase"] == phase]
             assert [point.value for point in found.Scalars(f"{phase}/loss")] == pytest.approx(losses)
+
+
+def test_a_tracker_that_cannot_be_used_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("compress", "digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *SHORT)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for spec, part in (
+        ("comet:x", "tracker 'comet:x' is unknown; give one of tensorboard:FOLDER, wandb:PROJECT, mlflow:URI"),
+        ("wandb", "tracker 'wandb' needs a place: wandb:PROJECT"),
+        ("wandb:mine", "pip install wandb"),
+    ):
+        result = ecc(*words, "--tracker", spec)
+        assert result.exit_code == 2
+        assert part in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+    assert not (folder / "run").exists()
 
 
 # ---------------------------------------------------------------- compare

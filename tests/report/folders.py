@@ -11,10 +11,13 @@ from typing import Any
 from ecc.energy import EnergyModel, fit
 from ecc.records import to_json, write_record
 from ecc.run_records import (
+    FRONT_FILE,
     BatchCount,
     BudgetResult,
     CostCheck,
     DenseAndResult,
+    Front,
+    FrontRow,
     GridFailure,
     GridRunInfo,
     RunSummary,
@@ -186,6 +189,26 @@ def make_summary(**changes: Any) -> RunSummary:
         "batches": BatchCount(total=70, lineage=70),
     }
     return RunSummary(**facts | changes)
+
+
+def write_front(folder: Path, **more: Any) -> Path:
+    """A run with two budgets."""
+    folder.mkdir()
+    rows = []
+    for ratio, score in ((0.8, 0.97), (0.5, 0.93)):
+        place = write_run(folder / f"energy_{100 * ratio:.0f}pct", ratio=ratio, score=score, **more)
+        energy = energy_model()
+        rows.append(
+            FrontRow(
+                folder=place.name, budget=f"energy {100 * ratio:.0f}% of dense", limit=ratio * energy.dense, unit="J",
+                dense=energy.dense, result=0.99 * ratio * energy.dense, label="estimated", met=True, score=score,
+                macs=DenseAndResult(dense=2e8, result=2e8 * ratio), batches=70,
+            )
+        )  # fmt: skip
+    write_record(folder / "config.json", {"format": "ecc run", "version": 2, "config": {"verb": "compress"}})
+    front = Front(task="digits", resource="energy", metric="score", dense_score=0.98, batches=140, rows=rows)
+    write_record(folder / FRONT_FILE, front)
+    return folder
 
 
 def sparse_summary() -> RunSummary:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from ecc.records import to_builtins
+from ecc.records import to_builtins, write_record
 from ecc.report.load import load_report
 from ecc.report.page import render_page
 from ecc.report.serve import LiveServer
-from report.folders import BATCH, GRID_SCORES, HOSTILE, write_grid, write_run
+from report.folders import BATCH, GRID_SCORES, HOSTILE, make_summary, write_front, write_grid, write_run
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -170,6 +170,41 @@ def test_light_dark_phone_and_print(browser: Any, tmp_path: Path) -> None:
     page.emulate_media(media="print")
     assert page.evaluate(colour) != dark  # paper is light
     assert len(page.pdf()) > 10_000
+    tab.check()
+
+
+def test_layers_are_sorted_and_unfolded(browser: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    write_record(folder / "summary.json", make_summary(follows={"stem.1": "stem.0", "stem.2": "stem.0"}))
+    tab = Tab(browser, viewport={"width": 390, "height": 844})
+    page = tab.open(written(folder))
+    assert page.locator("#costs .hint").is_visible()  # the table is wider than a phone
+    dual = page.locator("#figure-dual")
+    assert dual.is_hidden()
+    page.get_by_text("Details: the dual variables").click()
+    assert dual.is_visible()
+    page.wait_for_timeout(300)
+    assert dual.locator("svg").bounding_box()["width"] > 300  # drawn for the width that it has now
+    page.get_by_text("Table of energies").click()
+    part = page.locator("tr.part").first
+    assert part.is_hidden()
+    page.get_by_role("button", name="Parts of stem.0").click()
+    assert part.is_visible()
+    page.get_by_role("radio", name="energy before").check()
+    shown = [float(row.get_attribute("data-dense")) for row in page.locator("tr.layer").all()]
+    assert shown == sorted(shown, reverse=True)
+    stem = page.locator("tr.layer:has-text('stem.0') + tr.part")
+    assert "stem.0" in stem.inner_text()  # parts stay with their layer
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    tab.check()
+
+
+def test_several_budgets_are_drawn(browser: Any, tmp_path: Path) -> None:
+    tab = Tab(browser, viewport={"width": 390, "height": 844})
+    page = tab.open(written(write_front(tmp_path / "front")))
+    assert {row["budget"]: row["score"] for row in points(page)} == pytest.approx({"80%": 0.97, "50%": 0.93})
+    assert page.locator("fieldset:has-text('Methods')").is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
     tab.check()
 
 

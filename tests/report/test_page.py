@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ecc.errors import BadFile
 from ecc.records import to_builtins, write_record
 from ecc.report.load import load_report
 from ecc.report.page import embedded, page_content, render_page, style
-from report.folders import HOSTILE, make_summary, write_grid, write_run
+from ecc.run_records import DenseAndResult
+from report.folders import HOSTILE, full_widths, make_summary, write_front, write_grid, write_run
 
 
 def text_of(folder: Path) -> str:
@@ -107,3 +109,61 @@ def test_a_grid_in_words(tmp_path: Path) -> None:
         assert part in words
     body = page_content(load_report(tmp_path / "runs"))["body"]
     assert body.count("<b>") == 4  # the best score of two budgets, before and after finetuning
+
+
+def test_several_budgets_in_words(tmp_path: Path) -> None:
+    words = text_of(write_front(tmp_path / "front"))
+    for part in (
+        "digits at 2 budgets",
+        "Next: export",
+        "dense network -- -- 19.0 mJ 100.0 % -- 0.9800 200 M",
+        "energy 80% of dense estimated 15.2 mJ 15.0 mJ 79.2 % 99.0 % 0.9700 160 M -- 70 met",
+    ):
+        assert part in words
+    rows = json.loads((tmp_path / "front" / "front.json").read_text())
+    rows["rows"][0]["folder"] = "../other"
+    (tmp_path / "front" / "front.json").write_text(json.dumps(rows))
+    with pytest.raises(BadFile, match="not the name of a folder"):
+        load_report(tmp_path / "front")
+
+
+def test_the_next_step_is_the_exact_command(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", task="net.py:build")
+    assert "Next: export ecc export run --format onnx --task net.py:build" in text_of(folder)
+    session = {"command": "python train.py"}
+    write_record(folder / "environment.json", {"sessions": [session]})
+    assert 'result.export("onnx")' in text_of(folder).replace("&#34;", '"')
+    session = {"command": "ecc compress digits --budgets 80%,50% -o 'my runs'"}
+    write_record(folder / "environment.json", {"sessions": [session]})
+    assert load_report(folder).runs[0].export_command == "ecc export 'my runs/run' --format onnx"
+
+
+def test_a_score_that_rises_is_explained(tmp_path: Path) -> None:
+    assert "also train the network, for 50 batches" in text_of(write_run(tmp_path / "higher", score=0.99))
+    assert "also train the network" not in text_of(write_run(tmp_path / "lower", score=0.97))
+    perplexity = write_run(tmp_path / "text")
+    scores = {"dense": -2.0, "finetuned": -2.5}
+    write_record(perplexity / "summary.json", make_summary(scores=scores, metric="perplexity"))
+    assert "Test perplexity 7.39 → 12.2" in text_of(perplexity)
+
+
+def test_layers_heads_branches_and_size(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    summary = make_summary(
+        widths={**{name: width // 2 for name, width in full_widths().items()}, "residual.conv1": 0},
+        weight_bytes=DenseAndResult(dense=160e3, result=24e3),
+        unit_channels={"stem.0": 8},
+        branches={"residual": True, "strided": False},
+        follows={"stem.1": "stem.0", "stem.2": "stem.0", "gone": "nowhere"},
+    )
+    write_record(folder / "summary.json", summary)
+    words = text_of(folder)
+    assert "Removed residual branches: residual. 1 other branches" in words
+    assert "model size counted 160 kB 24.0 kB -85.0 %" in words
+    assert "residual.conv1 16 removed 0.0 % 1" in words
+    assert "stem.0 16 8 50.0 % 8" in words
+    run = load_report(folder).runs[0]
+    stem = next(row for row in run.layers if row.layer == "stem.0")
+    assert [part.layer for part in stem.parts] == ["stem.0", "stem.1", "stem.2"]
+    assert stem.dense == pytest.approx(sum(part.dense for part in stem.parts))
+    assert "stem.1" not in {row.layer for row in run.layers}

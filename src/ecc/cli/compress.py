@@ -11,6 +11,7 @@ import click
 from ecc.budget import Budget, parse_budgets, parse_several_budgets
 from ecc.constants import BUNDLED_TASKS, LANGUAGE_DEFAULTS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
+from ecc.integrations.trackers import parse_tracker
 from ecc.settings import CompressSettings, make_settings
 
 from .options import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     help="50%, 24mJ, latency=12ms, macs=50%, params=2M, decode=70%. Repeatable.",
 )  # fmt: skip
 @option(
-    "--budgets", "several", metavar="BUDGET,BUDGET,...",
+    "--budgets", "several", metavar="BUDGET,BUDGET,...", common=False,
     help="Several budgets on one resource, such as 80%,50%,35%, each with a result of its own.",
 )  # fmt: skip
 @option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Run folder; an existing run is resumed.")
@@ -58,7 +59,10 @@ if TYPE_CHECKING:
     "--unstructured", is_flag=True, common=False,
     help="Prune single weights; --meter names the platform of a device that skips zeros.",
 )  # fmt: skip
-@option("--tensorboard", type=PATH, metavar="FOLDER", common=False, help="Write the training curves for TensorBoard.")
+@option(
+    "--tracker", "trackers", metavar="NAME:PLACE", multiple=True, common=False,
+    help="Log the training to tensorboard:FOLDER, wandb:PROJECT or mlflow:URI. Repeatable.",
+)  # fmt: skip
 @quiet_option
 @json_option
 def compress(
@@ -77,7 +81,7 @@ def compress(
     unstructured: bool,
     freeze: tuple[str, ...],
     device: str | None,
-    tensorboard: Path | None,
+    trackers: tuple[str, ...],
     quiet: bool,
     as_json: bool,
     **data: Any,
@@ -102,30 +106,30 @@ def compress(
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
     parsed = _parse_budgets(budgets, several, unstructured)
+    for spec in trackers:
+        parse_tracker(spec)
     made = make_settings(preset, {**_defaults_of(task, settings), **settings})
 
     from rich.console import Console  # here and not above: mistakes in the command line are answered at once
 
     from ecc.api import compress_task
     from ecc.energy import EnergyModel
-    from ecc.methods.several_budgets import FRONT_FILE
+    from ecc.integrations.trackers import Tracker
     from ecc.records import read_record
     from ecc.report.terminal import compress_table, front_table
-    from ecc.run_records import Front
-    from ecc.training import Interrupted, TensorBoardLogger, find_distributed
+    from ecc.run_records import FRONT_FILE, Front
+    from ecc.training import Interrupted, find_distributed
 
     place = usable_device(device)
     _refuse_without_effect(method, unstructured, energy, freeze, settings, place)
     models = [EnergyModel.load(path) for path in energy]
     distributed = find_distributed(place)
     shown = console(is_shown=not quiet and not as_json and distributed.is_main)
-    loggers: list[Logger] = []
+    loggers: list[Logger] = [Tracker(spec) for spec in trackers] if distributed.is_main else []
     result: CompressResult | None = None
     try:
         more: dict[str, Any] = {"batch": batch} if task.startswith("hf:") else {}
         job = build_task(task, **data, **more, device=distributed.device)
-        if tensorboard is not None and distributed.is_main:
-            loggers.append(TensorBoardLogger(tensorboard))
         if shown is not None and (note := _untrained_note(task, data["weights"], made)):
             shown.print(note, markup=False, highlight=False, soft_wrap=True)
         if unstructured:
@@ -165,7 +169,7 @@ def compress(
         _save_language_model(one.folder, task, one)
     for folder in results:
         remember_task(folder, task, data)
-    reports = [describe_report(folder) for folder in results]
+    reports = [describe_report(folder) for folder in (*results, *([output] if several else []))]
     front = read_record(output / FRONT_FILE, Front) if several else None
     if as_json:
         print_json(front or summary)

@@ -156,6 +156,28 @@ class ChannelGraph:
         """Widths of the dense network, the paper's c."""
         return {g.name: g.width for g in self.groups}
 
+    @property
+    def unit_channels(self) -> dict[str, int]:
+        """Channels of one unit of a group, where it is more than one: those of an attention head, or tied channels."""
+        found = {g.name: g.slices[0].index.numel() // g.width for g in self.groups}
+        return {name: count for name, count in found.items() if count > 1}
+
+    @property
+    def follows(self) -> dict[str, str]:
+        """Layers without MACs (norms, activations, sums), and the layer with MACs that each comes after.
+
+        Layers before the first one with MACs come before it.
+        """
+        paths = list(dict.fromkeys(layer.path for layer in self.layers if layer.macs and layer.path))
+        found: dict[str, str] = {}
+        last = paths[0] if paths else ""
+        for layer in self.layers:
+            if layer.path in paths:
+                last = layer.path
+            elif layer.path and last:
+                found.setdefault(layer.path, last)
+        return found
+
     def widths(self, widths: Mapping[str, float] | None = None) -> Tensor:
         """All widths in the order of `groups`, float64; groups that are not named keep their full width.
 

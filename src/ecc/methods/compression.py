@@ -240,6 +240,8 @@ class Compression(CompressionRunner):
     def _measure_dense(self) -> CostEvaluator | WorkloadEvaluator:
         """Measure the dense network. Budgets in percent refer to its measured cost."""
         measure = self._make_evaluator()
+        if self._dense is not None and isinstance(measure, CostEvaluator):
+            measure.refer_to(self._dense)
         dense = self._dense = self._dense or measure({})
         for number, budget in enumerate(self.budgets):
             if budget.is_relative and budget.resource in dense.amounts:
@@ -468,6 +470,10 @@ class Compression(CompressionRunner):
             full_widths=dict(graph.full_widths),
             macs=DenseAndResult(dense=float(graph.macs()), result=float(graph.macs(widths))),
             parameters=DenseAndResult(dense=float(graph.parameters()), result=float(graph.parameters(widths))),
+            weight_bytes=DenseAndResult(dense=float(graph.weight_bytes()), result=float(graph.weight_bytes(widths))),
+            unit_channels=graph.unit_channels,
+            branches={one.name: all(widths[name] == 0 for name in one.groups) for one in graph.branches},
+            follows=graph.follows,
             scores=dict(self.scores),
             max_relative_diff=self._max_relative_diff,
             width_multiple=self.width_multiple,

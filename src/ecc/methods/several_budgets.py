@@ -34,9 +34,6 @@ PRUNE_SHARES = (2 / 3, 4 / 3)
 FINETUNE_SHARES = (1 / 3, 1.0)
 """Steps of the finetuning of the mildest and of the tightest budget, as fractions of `finetune_steps`."""
 
-FRONT_FILE = "front.json"
-"""The results of all budgets, a `Front`, in the run folder."""
-
 StageFactory = Callable[[Task, Sequence[Budget], CompressSettings, Mapping[str, Any] | None], Compression]
 """Makes the compression of one budget from its task, budget, settings and initial weights."""
 

@@ -37,7 +37,7 @@ from .chart_parts import (
     x_axis,
     y_axis,
 )  # fmt: skip
-from .load import LayerCost, Report, Run
+from .load import GroupWidth, LayerCost, Report, Run
 
 MAX_LAYERS = 40
 
@@ -137,10 +137,7 @@ def widths(report: Report) -> Figure | None:
     title = "Layer widths" if things == "channels" else "Remaining weights"
     caption = f"{things.capitalize()} kept in each group"
     if report.kind == "run":
-        rows = [
-            {**asdict(row), "text": f"{row.kept:,} of {row.full:,}", "ratio": row.kept / row.full}
-            for row in runs[0].widths
-        ]
+        rows = [{**asdict(row), "text": _kept_text(row), "ratio": row.kept / row.full} for row in runs[0].widths]
         tips = tooltips(("group", "group"), ("text", things), ("ratio", "kept", ".1%"))
         parts = _bars(rows, name_axis("group", order), "kept", "full", things, tips)
         return make_figure(
@@ -152,8 +149,14 @@ def widths(report: Report) -> Figure | None:
     tips = tooltips(("method", "method"), ("budget", "budget"), ("group", "group"), ("ratio", "kept", ".1%"))
     parts = _dots(report, rows, x, name_axis("group", order), tips, joined=True)
     return make_figure(
-        "widths", title, f"{caption}. Mean over seeds, at one budget.", (ROW_HEIGHT + 2) * len(order), *parts
+        "widths", title, f"{caption}, at one budget.{_mean_note(report)}", (ROW_HEIGHT + 2) * len(order), *parts
     )
+
+
+def _kept_text(row: GroupWidth) -> str:
+    if not row.kept:
+        return f"removed ({row.full:,})"
+    return f"{row.kept:,} of {row.full:,}" + (f" \N{MULTIPLICATION SIGN} {row.channels:,}" if row.channels > 1 else "")
 
 
 def layers(report: Report) -> Figure | None:
@@ -195,9 +198,11 @@ def layers(report: Report) -> Figure | None:
         .encode(x_axis("dense", axis), name_axis("layer", order))
     )
     parts = [background, *_dots(report, rows, x_axis("result", axis), name_axis("layer", order), tips)]
-    return make_figure(
-        "layers", "Energy by layer", f"{caption} Mean over seeds.", (ROW_HEIGHT + 2) * len(order), *parts
-    )
+    return make_figure("layers", "Energy by layer", caption + _mean_note(report), (ROW_HEIGHT + 2) * len(order), *parts)
+
+
+def _mean_note(report: Report) -> str:
+    return " Mean over seeds." if len(report.seeds) > 1 else ""
 
 
 def _keys(run: Run) -> Row:

@@ -215,6 +215,7 @@ class History:
             DualPoint(self._batches_at(line.step), value, group)
             for line in thinned(solver, max(2, min(MAX_POINTS, MAX_HEATMAP_CELLS // max(1, groups))))
             for group, value in line.width_duals.items()
+            if value is not None
         ]
         return found
 

@@ -10,10 +10,12 @@ Numbers keep the units of the files: joules are for the whole batch.
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from ecc.energy.model import Origin
 from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 from ecc.records import read_record, to_builtins
-from ecc.run_records import GridFailure, GridRunInfo, Number, RunSummary
+from ecc.run_records import FRONT_FILE, Front, GridFailure, GridRunInfo, Number, RunSummary
 
 from .history import Curves, Follower, History, thinned
 
@@ -31,6 +33,7 @@ MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
 
 _SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+%) of dense$")
+_TITLES = {"macs": "MACs", "params": "parameters", "weight_bytes": "model size", "throughput": "items per second"}
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
 
@@ -52,9 +55,7 @@ class Resource:
     @property
     def title(self) -> str:
         """The name in text."""
-        return {"macs": "MACs", "params": "parameters", "throughput": "items per second"}.get(
-            self.resource, self.resource.replace("_", " ")
-        )
+        return _TITLES.get(self.resource, self.resource.replace("_", " "))
 
     @property
     def change(self) -> float | None:
@@ -74,6 +75,8 @@ class GroupWidth:
     group: str
     full: int
     kept: int
+    channels: int = 1
+    """Of one unit: those of an attention head, or channels that are tied."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class LayerCost:
     layer: str
     dense: float
     result: float
+    parts: tuple[LayerCost, ...] = ()
+    """The layer by itself and the norms, activations and sums after it; empty for a layer without any."""
 
 
 @dataclass(kw_only=True)
@@ -108,6 +113,26 @@ class Run:
     layers: list[LayerCost]
     curves: Curves
     sessions: list[dict[str, str]]
+    export_command: str | None
+    """Writes the slim network for deployment; None if the run was not started with `ecc compress`."""
+
+    @property
+    def removed_branches(self) -> list[str]:
+        """Residual branches that were removed."""
+        return (
+            [] if self.summary is None else [name for name, is_removed in self.summary.branches.items() if is_removed]
+        )
+
+    @property
+    def gained(self) -> bool:
+        """Whether the score is higher than that of the dense network."""
+        final = self.scores.get("finetuned", self.scores.get("pruned"))
+        return final is not None and final > self.scores.get("dense", final)
+
+    @property
+    def metric(self) -> str:
+        """What the scores are."""
+        return "score" if self.summary is None else self.summary.metric
 
     @property
     def main(self) -> Resource | None:
@@ -188,6 +213,8 @@ class Report:
     rows: list[GridRow]
     failures: list[GridFailure]
     model: ModelInfo | None
+    front: Front | None
+    """The results of several budgets of one run; a report with it has a run for each budget."""
     commands: list[str]
     environments: list[dict[str, str]]
 
@@ -195,6 +222,16 @@ class Report:
     def first_budget(self) -> str | None:
         """The budget that is selected first: the middle one. None where there is no choice."""
         return self.budgets[len(self.budgets) // 2] if len(self.budgets) > 1 else None
+
+    @property
+    def metric(self) -> str:
+        """What the scores are."""
+        return next((run.metric for run in self.finished), "score")
+
+    @property
+    def dense_score(self) -> float | None:
+        """Mean score of the dense network over the runs that have one."""
+        return _mean(run.scores["dense"] for run in self.finished if "dense" in run.scores)
 
     @property
     def finished(self) -> list[Run]:
@@ -272,7 +309,10 @@ def load_run(folder: Path, follower: Follower | None = None) -> tuple[Run, Energ
         layers=[],
         curves=Curves(),
         sessions=_sessions(folder / "environment.json"),
+        export_command=None,
     )
+    if summary is not None and not config.unstructured:
+        run.export_command = _export_command(folder, run.sessions)
     main = run.main
     run.curves = history.curves("energy" if main is None else main.resource, None if main is None else main.dense)
     with _blame(folder / ("summary.json" if model is None else "energy.json")):
@@ -286,6 +326,21 @@ def _sessions(file: Path) -> list[dict[str, str]]:
     return [{key: str(value) for key, value in one.items()} for one in read_record(file, _EnvironmentFile).sessions]
 
 
+def _export_command(folder: Path, sessions: Sequence[Mapping[str, str]]) -> str | None:
+    """`ecc export` for the run that these commands made, with the folder as the user gave it."""
+    try:
+        words = shlex.split(sessions[0]["command"])
+        words = words[words.index("compress") + 1 :]
+        place = next(b for a, b in pairwise(words) if a in ("-o", "--output"))
+    except (LookupError, ValueError, StopIteration):
+        return None
+    if "--budgets" in words:
+        place = f"{place}/{folder.name}"
+    command = ["ecc", "export", place, "--format", "onnx"]
+    task = next((word for word in words if ".py:" in word and not word.startswith("-")), None)
+    return shlex.join(command if task is None else [*command, "--task", task])
+
+
 def _finished(summary: RunSummary) -> list[Resource]:
     """Costs with a budget, other measured costs, and counts."""
     label, known = summary.label, summary.budgets
@@ -297,9 +352,14 @@ def _finished(summary: RunSummary) -> list[Resource]:
             rows.append(Resource(name, MEASURED_UNITS.get(name, ""), label, pair.dense, pair.result))
         if name == "latency" and min(pair.dense, pair.result) > 0:
             rows.append(Resource("throughput", "", label, summary.batch / pair.dense, summary.batch / pair.result))
-    for name, counts in (("macs", summary.macs), ("params", summary.parameters)):
+    counted = (
+        ("macs", "", summary.macs),
+        ("params", "", summary.parameters),
+        ("weight_bytes", "B", summary.weight_bytes),
+    )
+    for name, unit, counts in counted:
         if name not in known and counts is not None and counts.dense > 0:
-            rows.append(Resource(name, "", "counted", counts.dense, counts.result))
+            rows.append(Resource(name, unit, "counted", counts.dense, counts.result))
     return rows
 
 
@@ -333,15 +393,38 @@ def _add_widths_and_layers(run: Run, history: History, model: EnergyModel | None
         full, kept = dict(zip(model.groups, model.full_widths, strict=True)), history.widths
     else:
         return
-    run.widths = [GroupWidth(name, width, kept[name]) for name, width in full.items() if name in kept]
+    channels = {} if summary is None else summary.unit_channels
+    run.widths = [
+        GroupWidth(name, width, kept[name], channels.get(name, 1)) for name, width in full.items() if name in kept
+    ]
     if model is not None and run.widths:
         widths = {row.group: row.kept for row in run.widths if row.group in model.groups}
         dense, result = model.per_layer(), model.per_layer(widths)
         names = sorted(dense, key=lambda name: name == "")  # operators outside any layer come last
-        run.layers = [
-            LayerCost(name or "(outside any layer)", dense[name], result[name]) for name in names if dense[name] > 0
-        ]
-        _check_range([[row.dense, row.result] for row in run.layers])
+        rows = [
+            LayerCost(
+                name or "(outside any layer)", dense[name], result[name] if result[name] > 1e-9 * dense[name] else 0.0
+            )
+            for name in names
+            if dense[name] > 0
+        ]  # what is left of a removed branch is rounding
+        _check_range([[row.dense, row.result] for row in rows])
+        run.layers = _fold(rows, {} if summary is None else summary.follows)
+
+
+def _fold(rows: Sequence[LayerCost], follows: Mapping[str, str]) -> list[LayerCost]:
+    """Layers with MACs, each with the norms, activations and sums that come after it."""
+    whole = {row.layer for row in rows if row.layer not in follows}
+    parts: dict[str, list[LayerCost]] = {}
+    for row in rows:
+        after = follows.get(row.layer)
+        parts.setdefault(after if after in whole else row.layer, []).append(row)
+    return [
+        found[0]
+        if len(found) == 1
+        else LayerCost(name, sum(row.dense for row in found), sum(row.result for row in found), tuple(found))
+        for name, found in parts.items()
+    ]
 
 
 def _model_info(model: EnergyModel) -> ModelInfo:
@@ -457,6 +540,8 @@ def load_report(folder: str | Path, follower: Follower | None = None) -> Report:
         raise BadFile(f"{folder} is not a folder. Give the folder of `ecc compress` or `ecc compare`.")
     if (folder / "grid.json").is_file():
         return _grid_report(folder, follower)
+    if (folder / FRONT_FILE).is_file():
+        return _front_report(folder, follower)
     if not (folder / "config.json").is_file():
         raise BadFile(f"{folder} holds neither a run nor a grid. Give the folder of `ecc compress` or `ecc compare`.")
     run, model = load_run(folder, follower)
@@ -487,6 +572,28 @@ def _grid_report(folder: Path, follower: Follower | None) -> Report:
     return replace(report, rows=load_grid(folder), failures=failures)
 
 
+def _front_report(folder: Path, follower: Follower | None) -> Report:
+    """A run with several budgets, as a grid of one method."""
+    front = read_record(folder / FRONT_FILE, Front)
+    runs: list[Run] = []
+    found: list[tuple[GridRunInfo, RunSummary]] = []
+    model: EnergyModel | None = None
+    for row in front.rows:
+        if Path(row.folder).name != row.folder:
+            raise BadFile(f"{folder / FRONT_FILE} is damaged: {row.folder!r} is not the name of a folder in it.")
+        run, own_model = load_run(folder / row.folder, follower)
+        if run.summary is None:
+            raise BadFile(f"{folder / row.folder} has no summary.json. Run the command again to finish it.")
+        model, run.seed, run.curves.width_duals = model or own_model, 0, []
+        runs.append(run)
+        info = GridRunInfo(method=run.method, budget=run.budget, seed=0, seconds=0.0, sessions=0)
+        found.append((info, run.summary))
+    if not runs:
+        raise BadFile(f"{folder / FRONT_FILE} has no results. Run the command again.")
+    report = _report("grid", folder, runs, model)
+    return replace(report, budgets=[run.budget for run in runs], rows=_grid_rows(found, []), front=front)
+
+
 def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None) -> Report:
     known = [run for run in runs if run.summary is not None] or runs
     with _blame(folder / "energy.json"):
@@ -507,6 +614,7 @@ def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None)
         rows=[],
         failures=[],
         model=info,
+        front=None,
         commands=list(dict.fromkeys(one["command"] for run in runs for one in run.sessions if "command" in one)),
         environments=[one for i, one in enumerate(environments) if one not in environments[:i]],
     )

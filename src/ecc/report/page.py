@@ -151,8 +151,10 @@ def _percent(share: float | None, digits: int = 1, *, sign: bool = False) -> str
     return DASH if share is None else _number(share, formatting.percent(share, digits, sign=sign))
 
 
-def _score(value: float | None, *, sign: bool = False) -> str | Markup:
-    return DASH if value is None else _number(value, f"{value:+.4f}" if sign else f"{value:.4f}")
+def _score(value: float | None, *, sign: bool = False, metric: str = "score") -> str | Markup:
+    if value is None:
+        return DASH
+    return _number(value, f"{value:+.4f}" if sign else formatting.score_text(value, metric))
 
 
 def _count(value: float | None) -> str:

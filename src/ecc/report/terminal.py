@@ -375,6 +375,8 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     full, kept = (summary.full_widths, summary.widths) if sparse is None else (sparse.weights, sparse.nonzeros)
     parts = [f"{name} {count}/{full[name]}" for name, count in kept.items() if count != full.get(name, count)]
     lines = [f"{'Widths' if sparse is None else 'Nonzero weights'}: {_first(parts) or 'unchanged'}."]
+    if removed := [name for name, is_removed in summary.branches.items() if is_removed]:
+        lines.append(f"Removed residual branches: {_first(removed)}.")
     files = "slim.safetensors, widths.json"
     if sparse is not None:
         zeros = 1 - sum(sparse.nonzeros.values()) / max(1, sum(sparse.weights.values()))

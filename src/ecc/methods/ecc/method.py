@@ -6,6 +6,7 @@ training step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ class Ecc:
             cost=dict(zip((one.resource for one in self._context.costs), cost, strict=True)),
             target=self.solver.target,
             energy_dual=duals.energy,
-            width_duals=duals.width,
+            width_duals={name: dual if math.isfinite(dual) else None for name, dual in duals.width.items()},
             widths=widths,
         )
 

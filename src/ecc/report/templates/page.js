@@ -59,6 +59,7 @@
       }
     }
     await applyControls();
+    showHints();
     root.dataset.drawn = String(turn);
   }
 
@@ -96,7 +97,42 @@
 
   main.addEventListener("change", function (event) {
     if (event.target.closest(".controls")) applyControls();
+    if (event.target.name === "order") sortLayers(event.target.value);
   });
+
+  // ---------------------------------------------------------------- tables
+
+  function sortLayers(key) {
+    const body = main.querySelector("tr.layer").parentElement;
+    const blocks = [];
+    for (const row of body.rows) {
+      if (row.classList.contains("layer")) blocks.push([row]);
+      else blocks[blocks.length - 1].push(row);
+    }
+    const sign = key === "network" ? 1 : -1;
+    blocks.sort((one, other) => sign * (one[0].dataset[key] - other[0].dataset[key]));
+    body.append(...blocks.flat());
+  }
+
+  function toggleParts(button) {
+    const isOpen = button.getAttribute("aria-expanded") !== "true";
+    button.setAttribute("aria-expanded", String(isOpen));
+    for (let row = button.closest("tr").nextElementSibling; row && row.classList.contains("part"); row = row.nextElementSibling) {
+      row.hidden = !isOpen;
+    }
+  }
+
+  function showHints() {
+    for (const hint of main.querySelectorAll(".hint")) {
+      const table = hint.nextElementSibling;
+      hint.hidden = table.scrollWidth <= table.clientWidth + 1;
+    }
+  }
+
+  window.addEventListener("resize", showHints);
+  main.addEventListener("toggle", function () { // a figure in closed details has no width
+    window.dispatchEvent(new Event("resize"));
+  }, true);
 
   // ---------------------------------------------------------------- copying and saving
 
@@ -111,7 +147,8 @@
   main.addEventListener("click", async function (event) {
     const button = event.target.closest("button");
     if (!button) return;
-    if (button.classList.contains("copy")) {
+    if (button.classList.contains("fold")) toggleParts(button);
+    else if (button.classList.contains("copy")) {
       try {
         await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
         button.textContent = "Copied";
