@@ -104,6 +104,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     if name in (
         "docs/own-model.md",
         "docs/hugging-face.md",
+        "docs/ultralytics.md",
     ):  # runs trainers of other libraries, which warn about this machine
         found += [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Future", "Deprecation")]
     return found
@@ -113,6 +114,8 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 def test_every_step_of_a_page_works(name: str, folder: Path, run_ecc: Callable[[list[str]], int]) -> None:
     if name == "docs/hugging-face.md":
         pytest.importorskip("transformers", minversion="5", reason="tasks hf: need transformers 5")
+    if name == "docs/ultralytics.md":
+        pytest.importorskip("ultralytics", reason="ultralytics is not installed")
     assert run(ROOT / name, folder, run_ecc, make_targets()) > 0
 
 
