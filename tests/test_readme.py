@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-WITHOUT_STEPS = ("api", "baselines", "data", "faq", "how-it-works", "licences")
+REFERENCE = tuple(sorted(path.stem for path in (ROOT / "docs").glob("api*.md")))
+WITHOUT_STEPS = (
+    *REFERENCE, "baselines", "cli", "data", "faq", "gallery", "how-it-works", "licences", "troubleshooting",
+)  # fmt: skip
 """Pages of docs/ without anything to execute here."""
 SAME_AS_README = "docs/index.md"
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
