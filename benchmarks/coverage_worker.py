@@ -147,7 +147,7 @@ def measure_ours(
         groups=len(graph.groups),
         prunable_groups=len(graph.prunable),
         frozen_by_verification=len(traced.prunable) - len(graph.prunable),
-        prunable_share=1 - float(graph.parameters({g.name: 1 for g in graph.prunable}) / graph.parameters()),
+        prunable_share=1 - float(graph.parameters({g.name: g.min_width for g in graph.prunable}) / graph.parameters()),
         frozen=_reasons(graph),
         notes=list(graph.notes),
     )
@@ -155,7 +155,7 @@ def measure_ours(
         out["status"] = "nothing to prune"
         return
     with stages("cut"):
-        widths = {g.name: max(1, round(g.width * (1 - settings.ratio))) for g in graph.prunable}
+        widths = {g.name: max(g.min_width, round(g.width * (1 - settings.ratio))) for g in graph.prunable}
         cuts = [timed(lambda: ecc.with_widths(model, graph, widths))[1].cpu for _ in range(3)]
     out.update(cut_seconds=statistics.median(cuts), first_cut_seconds=cuts[0])
     with stages("check"):

@@ -6,7 +6,9 @@ The network is that of the task `digits`, four times as wide, trained on its ima
 
 noise       standard deviation / mean of the dense network, measured again and again, as seconds, and relative to the dense network
             that is measured in turns with it, which is what a profile does with clocks
-error       cross-validated error of the latency model
+error       cross-validated error of the latency model of the compression, whose profile has multiples of 8 channels and networks
+            without some residual branches, down to a small part of the time of the dense network
+aligned     the same for a profile of multiples of 16 channels, the block of both runtimes on AVX-512, with every branch
 fresh       the result, loaded anew and measured in turns with the dense network, as a fraction of the budget, with the 95 %
             confidence interval of the median
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -32,9 +35,11 @@ from ecc.api import compress_task
 from ecc.budget import parse_budgets
 from ecc.energy import fit
 from ecc.errors import EccError
-from ecc.measure import Meter, Profile, find_meter, measure
+from ecc.measure import Meter, Profile, find_meter, measure, profile
+from ecc.measure.profiler import profile_settings
 from ecc.measure.runners import PreparedRunner, prepare_runner
 from ecc.measure.window import probe_under_load
+from ecc.methods.base import trace_task
 from ecc.records import to_builtins
 from ecc.settings import CLOCK_SETTINGS, MeasureSettings, make_settings
 from ecc.task import Task, with_batch_size
@@ -71,19 +76,34 @@ def spread(values: list[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values)
 
 
-def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One runner and clock."""
-    found: dict[str, Any] = {"runner": runner, "clock": clock, "budget": options.share}
+def run_noise(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Repeated measurements of the dense network, alone and relative to another copy of it."""
     example, meter = with_batch_size(task.example_input, BATCH), find_meter(clock)
     assert isinstance(meter, Meter)
     pairs = measure_turns(task.model, task.model, example, meter, runner, options.turns)
-    found["noise"] = spread([first for first, _ in pairs])
-    found["noise_in_turns"] = spread([second / first for first, second in pairs])
-    found["dense_seconds"] = statistics.median(first for first, _ in pairs)
+    return {
+        "runner": runner,
+        "clock": clock,
+        "budget": options.share,
+        "noise": spread([first for first, _ in pairs]),
+        "noise_in_turns": spread([second / first for first, second in pairs]),
+        "dense_seconds": statistics.median(first for first, _ in pairs),
+    }
+
+
+def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One runner and clock."""
+    found = run_noise(task, runner, clock, options)
+    example, meter = with_batch_size(task.example_input, BATCH), find_meter(clock)
+    assert isinstance(meter, Meter)
     choices = {
         "runner": runner, "prune_steps": options.steps, "finetune_steps": options.steps // 2, "lr": 1e-3, "width_multiple": 8,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        known = None if options.profiles is None else options.profiles / f"{runner.partition(':')[0]}-{clock}.profile"
+        (Path(folder) / "run").mkdir()
+        if known is not None and known.is_file():
+            shutil.copy(known, Path(folder) / "run" / "network.profile")
         started = time.process_time()
         try:
             done = compress_task(
@@ -108,6 +128,21 @@ def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -
     return found
 
 
+def run_aligned(task: Task, runner: str, clock: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Error of a latency model of networks whose widths are multiples of 16."""
+    meter = find_meter(clock)
+    graph, example = trace_task(task, BATCH, ())
+    with tempfile.TemporaryDirectory() as folder:
+        made = profile(
+            task.model, graph, example, meter, Path(folder) / "network.profile", samples=options.samples,
+            width_multiple=16, depth=False, settings=profile_settings(meter, runner=runner),
+        )  # fmt: skip
+    errors = fit(made, resource="latency", allow_drift=True).errors
+    found = {"samples": len(made.design_samples), "reference_cv": None if made.drift is None else made.drift.cv}
+    found |= {"errors": None if errors is None else to_builtins(errors)}
+    return {"runner": runner, "clock": clock, "aligned": found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -115,6 +150,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=90)
     parser.add_argument("--steps", type=int, default=80, help="of pruning; half as many of finetuning")
     parser.add_argument("--train-steps", type=int, default=120)
+    parser.add_argument("--only", choices=["noise", "budget", "aligned"], help="a part; the rest of the file is kept")
+    parser.add_argument("--profiles", type=Path, help="folder of profiles RUNNER-CLOCK.profile that are resumed")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--clocks", nargs="+", default=["cputime", "wall"])
     parser.add_argument("--runners", nargs="+", default=list(RUNNERS))
@@ -127,14 +164,25 @@ def main() -> None:
     environment = machine()
     for clock in options.clocks:
         for runner in options.runners:
+            row: dict[str, Any] = {}
             try:
-                row = run_case(task, runner, clock, options)
+                if options.only == "noise":
+                    row |= run_noise(task, runner, clock, options)
+                if options.only in (None, "budget"):
+                    row |= run_case(task, runner, clock, options)
+                if options.only in (None, "aligned"):
+                    row |= run_aligned(task, runner, clock, options)
             except EccError as error:
-                row = {"runner": runner, "clock": clock, "budget": options.share, "problem": str(error)[:300]}
+                row |= {"runner": runner, "clock": clock, "budget": options.share, "problem": str(error)[:300]}
+            row["origins"] = {
+                options.only or "all": {name: environment[name] for name in ("commit", "command", "date")}
+            }
             print(row, flush=True)
-            # Rows of other runners and clocks are kept: each may be measured by a process of its own.
+            # What other processes measured is kept: each may measure one runner.
             kept = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.is_file() else []
-            rows = [one for one in kept if (one["runner"], one["clock"]) != (runner, clock)] + [row]
+            rows = [one for one in kept if (one["runner"], one["clock"]) != (runner, clock)]
+            old: dict[str, Any] = next((one for one in kept if one not in rows), {})
+            rows.append({**old, **row, "origins": {**old.get("origins", {}), **row["origins"]}})
             record = {
                 "what": "latency budgets on a CPU with onnxruntime and OpenVINO",
                 "environment": environment,

@@ -67,7 +67,7 @@ def transformer_section() -> str:
     parts = [
         "## Hugging Face transformers",
         "Tiny random configurations. *Prunable* is the share of the parameters on at least one axis that can be pruned: heads,\n"
-        "hidden widths, and the residual width under RMSNorm. *Difference* is that of the masked and the slim network after a\n"
+        "hidden widths, and the residual width. *Difference* is that of the masked and the slim network after a\n"
         "random 40 % of every group was removed, relative to the largest output; Hugging Face's RMSNorm computes in float32.\n"
         "Goals: at least 90 % with residual width and 80 % without, each trace below 2 s.",
         table(["model", "prunable", "residual width", "difference", "CPU seconds of the trace"], rows),

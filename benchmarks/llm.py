@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from ecc.measure import Analytic, DeviceProfiler, find_meter
 from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import PruningContext
 from ecc.methods.budget_controller import BudgetController
+from ecc.methods.calibration import BATCHES
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.one_shot import OneShot, OneShotSettings, Round
 from ecc.methods.registry import find_method
@@ -195,6 +197,7 @@ class Setup:
     held_out: LogLikelihood
     test: LogLikelihood
     teacher: Teacher
+    calibration_batch: int
     batch: int
     heal_steps: int
     heal_lr: float
@@ -226,7 +229,7 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
         targets=[limit],
         settings=CompressSettings(prune_steps=0, finetune_steps=0, min_width_ratio=0.0),
         width_multiple=1,
-        stream=setup.stream(4, seed),
+        stream=setup.stream(setup.calibration_batch, seed),
         teacher=None,
         held_out=lambda model: score(model, setup.held_out, setup.device),
         train=_no_training,
@@ -253,6 +256,7 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
         "of_budget": last.measured[resource] / limit,
         "cost_checks": len(controller.checks),
         "relative_ci": last.relative_ci,
+        "refit": refit if (refit := getattr(method, "refit", None)) is None else asdict(refit),
         "perplexity": perplexity(small, setup.test, setup.device),
         "parameters": sum(one.numel() for one in small.parameters()),
         "removed": {
@@ -362,6 +366,7 @@ def prepare(options: argparse.Namespace) -> Setup:
         held_out=LogLikelihood(valid[-kept:][: options.held_out], options.batch),
         test=LogLikelihood(test, options.batch),
         teacher=Teacher(model, DistillSettings(weight=options.kd_weight, temperature=1.0)),
+        calibration_batch=options.calibration_batch,
         batch=options.batch,
         heal_steps=options.heal_steps,
         heal_lr=options.heal_lr,
@@ -402,6 +407,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, default=100_000, help="Most sequences of each text.")
     parser.add_argument("--held-out", type=int, default=8, help="Sequences that choices are made by.")
     parser.add_argument("--batch", type=int, default=8, help="Sequences per batch of healing and evaluation.")
+    parser.add_argument("--calibration-batch", type=int, default=8, help="Sequences in each of 16 calibration batches.")
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--prefill-batch", type=int, default=8)
     parser.add_argument("--cache", type=int, default=1024, help="Tokens in the cache, and of a prompt.")
@@ -437,6 +443,7 @@ def main() -> None:
         "perplexity": perplexity(setup.model, setup.test, setup.device),
         "parameters": sum(p.numel() for p in setup.model.parameters()),
         "test_tokens": setup.test.sequences.numel(),
+        "calibration_tokens": BATCHES * options.calibration_batch * options.length,
         "heal_tokens": options.heal_steps * options.batch * options.length,
     }
     record: dict[str, Any] = {
@@ -466,6 +473,7 @@ def main() -> None:
         if time.monotonic() - started + longest > 60 * options.minutes:
             tell("out of time")
             break
+        gc.collect()  # the last cell kept gigabytes of activations
         begun = time.monotonic()
         method, resource, share, seed = cell
         try:

@@ -25,8 +25,9 @@ def section_of(found: dict[str, Any], source: str) -> str:
         f"SmolLM2-135M on an {found['device']} in bfloat16; energy is {found['label']}. Decode: one token for each of "
         f"{decode['batch']} sequences with {decode['length']}\ntokens in the cache, {_energy(decode)} per token. Prefill: "
         f"{prefill['batch']} prompts of {prefill['length']} tokens, {_energy(prefill)} per token. The dense model\nhas a "
-        f"perplexity of {dense['perplexity']:.2f} on WikiText-2 test. Methods are calibrated and healed on WikiText-2 valid "
-        "with the same batches, under\nthe same measured budget.",
+        f"perplexity of {dense['perplexity']:.2f} on WikiText-2 test. Methods are calibrated on {dense['calibration_tokens']:,} "
+        f"tokens of WikiText-2 valid and healed\non {dense['heal_tokens']:,}, with the same batches, under the same measured "
+        "budget.",
         _goals(found["cells"]),
     ]
     for resource in ("decode", "prefill"):
@@ -37,7 +38,31 @@ def section_of(found: dict[str, Any], source: str) -> str:
                 f"Budgets on {resource}; the last two columns are fractions of the dense energy:",
                 table(heads, rows),
             ]
+    if spread := _spread(found["cells"]):
+        parts += ["Perplexity at 80 % of the decode energy, smallest to largest over the seeds:", spread]
     return "\n\n".join([*parts, source + "\n\n"])
+
+
+def _spread(cells: list[dict[str, Any]]) -> str:
+    """Methods that were run with several seeds, which draw the text for calibration and the order of that for healing."""
+    mine: dict[str, list[dict[str, Any]]] = {}
+    for one in cells:
+        if one["resource"] == "decode" and one["share"] == 0.8 and "error" not in one:
+            mine.setdefault(one["method"], []).append(one)
+    rows = [
+        [name, str(len(many)), _range([one["perplexity"] for one in many]), _range(_healed(many))]
+        for name, many in mine.items()
+        if len(many) > 1
+    ]
+    return table(["method", "seeds", "perplexity", "healed"], rows) if rows else ""
+
+
+def _healed(cells: list[dict[str, Any]]) -> list[float]:
+    return [one["healed_perplexity"] for one in cells if "healed_perplexity" in one]
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}" if values else ""
 
 
 def _energy(workload: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ LEAST_ENERGY_GOAL = 0.15
 """Least energy of a network without its residual branches, as a fraction of the dense one."""
 CLEARLY = 1.03  # relative energy that is clearly above the noise of short measurements
 WINDOWS = {"ours": "aligned window", "nvidia-smi child": "nvidia-smi polling"}
-KINDS = ("torchvision classification", "torchvision segmentation", "timm", "all")
 
 
 def load(name: str) -> dict[str, Any]:
@@ -36,38 +35,54 @@ def origin_of(name: str, found: dict[str, Any]) -> str:
 
 
 def coverage() -> str:
-    totals = load("trace_coverage.json")["totals"]
-    rows = load("trace_coverage.json")["rows"]
+    """Results of both tools by kind of network."""
+    data = load("trace_coverage.json")
+    totals, rows = data["totals"], data["rows"]
+    kinds = list(totals)
     statuses = sorted({s for t in totals.values() for tool in ("ecc", "torch_pruning") for s in t[tool]})
-    lines = [["networks", *[str(totals[k]["networks"]) for k in KINDS]]]
+    lines = [["networks", *[str(totals[k]["networks"]) for k in kinds]]]
     for tool, title in (("ecc", "ECC"), ("torch_pruning", "Torch-Pruning")):
         for status in statuses:
-            counts = [totals[k][tool].get(status, 0) for k in KINDS]
+            counts = [totals[k][tool].get(status, 0) for k in kinds]
             if any(counts):
                 lines += [[f"{title}: {status}", *map(str, counts)]]
+        lines.append([f"{title}: median seconds to trace", *_row(totals, ("median_trace_seconds", tool), ".2f")])
         lines.append(
-            [f"{title}: median seconds to trace", *[f"{totals[k]['median_trace_seconds'][tool]:.2f}" for k in KINDS]]
+            [f"{title}: median share of parameters removed", *_row(totals, ("median_removed_share", tool), ".0%")]
         )
-    lines.append(
-        ["trace time, Torch-Pruning / ECC, median", *[f"{totals[k]['median_trace_ratio']:.2f}" for k in KINDS]]
-    )
-    lines.append(["prune time, pruner step / ECC, median", *[f"{totals[k]['median_cut_ratio']:.1f}" for k in KINDS]])
-    lines.append(
-        ["prune time, removal alone / ECC, median", *[f"{totals[k]['median_removal_ratio']:.1f}" for k in KINDS]]
-    )
+    for key, title, form in (
+        ("median_trace_ratio", "trace time, Torch-Pruning / ECC, median", ".2f"),
+        ("median_cut_ratio", "prune time, pruner step / ECC, median", ".1f"),
+        ("median_removal_ratio", "prune time, removal alone / ECC, median", ".1f"),
+    ):
+        lines.append([title, *_row(totals, (key,), form)])
     missed = [row for row in rows if row["ecc"]["status"] != "exact"]
-    slow = sorted(rows, key=lambda row: -row["ecc"]["trace_seconds"])[:5]
+    traced = [row for row in rows if row["ecc"].get("trace_seconds") is not None]
+    slow = sorted(traced, key=lambda row: -row["ecc"]["trace_seconds"])[:5]
+    left = data["environment"].get("not_measured", [])
     return "\n".join(
         [
-            table(["", *KINDS], lines),
+            table(["", *kinds], [line for line in lines if any(line[1:])]),
             "",
             "Not exact with ECC: "
-            + "; ".join(f"{row['name']}: {row['ecc']['status']}" for row in missed)
+            + ("; ".join(f"{row['name']}: {row['ecc']['status']}" for row in missed) or "none")
             + ". Slowest to trace: "
             + ", ".join(f"{row['name']} {row['ecc']['trace_seconds']:.1f} s" for row in slow)
-            + ".",
+            + "."
+            + (f" Not measured, because the time was used up: {', '.join(left)}." if left else ""),
         ]
     )
+
+
+def _row(totals: dict[str, Any], keys: tuple[str, ...], form: str) -> list[str]:
+    """One value of each kind of network; empty where it is not known."""
+    cells = []
+    for kind in totals.values():
+        value: Any = kind
+        for key in keys:
+            value = (value or {}).get(key)
+        cells.append("" if value is None else format(value, form))
+    return cells
 
 
 def failures() -> str:

@@ -114,12 +114,20 @@ class Job:
 
 
 def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args: argparse.Namespace) -> None:
-    """Measure all networks, the large ones first, as many at a time as cores and memory allow."""
+    """Measure all networks, as many at a time as cores and memory allow.
+
+    The large ones come first, because this takes the least time in all. With `--seconds` the small ones come first, and none is
+    started after that time.
+    """
     context = multiprocessing.get_context("spawn")
     tools = TOOLS if settings.with_torch_pruning else TOOLS[:1]
-    waiting = sorted(networks, key=lambda network: network.parameters, reverse=True)
+    waiting = sorted(networks, key=lambda network: network.parameters, reverse=args.seconds is None)
     running: list[Job] = []
+    start = time.monotonic()
     while waiting or running:
+        if args.seconds is not None and time.monotonic() - start > args.seconds:
+            args.environment["not_measured"] = sorted(network.name for network in waiting)
+            waiting = []
         free = args.memory - sum(job.network.memory_gib for job in running)
         for network in list(waiting):
             if len(running) >= args.jobs or (network.memory_gib > free and running):
@@ -281,6 +289,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=60, help="seconds for each stage of each tool")
     parser.add_argument("--memory", type=float, default=_memory_gib(), help="GiB for all workers together")
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names, such as 'resnet*' or 'timm/*'")
+    parser.add_argument("--seconds", type=float, help="start no network after this time, and the small ones first")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the file has")
     parser.add_argument("--verbose", action="store_true", help="show what the libraries print")
     return parser.parse_args()

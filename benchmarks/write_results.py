@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 
+from budget_table import budget_section
 from depth_table import depth_section, transformer_section
 from evidence_page import LONG, long_page, section
 from gpu_table import gpu_section
@@ -45,6 +46,7 @@ WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight",
 SPREAD_GOAL = 0.1  # relative to polling nvidia-smi, at 0.5 s
 STEP_GOALS = {"step_time.json": 1.03, "step_time_cpu.json": 1.10}  # a step over one with fused Adam
 START_GOALS = (0.5, 5.0)  # seconds of `ecc --version` and help, and ratio to `python -c pass`
+DEPTH_ERROR_GOAL = 0.03
 POINTS_GOAL = 1.5  # points of accuracy lost at half of the energy
 
 
@@ -84,15 +86,34 @@ def startup_verdict() -> str:
 
 
 def profiles_measured() -> str:
-    """Device and settings of the profiles."""
-    found = load("energy_fit.json")["profiles"]
-    devices = sorted({one["device"] for one in found.values()})
+    """Device and settings of the profiles of the paper's networks."""
+    every = load("energy_fit.json")["profiles"]
+    found = {name: one for name, one in every.items() if not name.startswith("depth/")}
+    devices = sorted({one["device"] for one in every.values()})
     steps = sorted({str(one["width_multiple"]) for one in found.values()})
     precisions = sorted({one["settings"]["precision"].upper() for one in found.values()})
     tuned = [name for name, one in found.items() if one["settings"]["cudnn_autotune"]]
     kernels = f"cuDNN autotuning for {', '.join(tuned) or 'none'}, heuristics for the others"
     facts = f"NVML energy counter, CUDA graphs, {', '.join(precisions)},\nwidths in multiples of {', '.join(steps)}; {kernels}"
     return f"{', '.join(devices)} ({facts})"
+
+
+def depth_errors() -> str:
+    """Errors of the profiles with removed branches, with the goal."""
+    found = {name: one for name, one in load("energy_fit.json")["profiles"].items() if name.startswith("depth/")}
+    each = [
+        f"{name.removeprefix('depth/').partition('-')[0]} in "
+        f"{'all widths' if one['width_multiple'] is None else 'multiples of ' + str(one['width_multiple'])} "
+        f"{one['families']['physical']['mean']:.2%} "
+        f"({verdict(one['families']['physical']['mean'] <= DEPTH_ERROR_GOAL)})"
+        for name, one in found.items()
+    ]
+    return (
+        f"Profiles in `depth/` include networks with removed residual branches (FP32, cuDNN autotuning). Goal of their error: at "
+        f"most {DEPTH_ERROR_GOAL:.0%}. {'; '.join(each)}.\nResNet-56 has 16 to 64 channels in a layer: single channels change which "
+        f"kernel runs, and networks of one or two channels are\nhardest to predict. Use `--width-multiple 8` for such networks "
+        f"on a GPU."
+    )
 
 
 def compressed_how() -> str:
@@ -181,6 +202,8 @@ error is given as fitted and when held out.
 
 {energy_models()}
 
+{depth_errors()}
+
 ![predicted against measured, AlexNet](results/figures/alexnet-b128-prediction.svg)
 
 As in the paper, an MLP on top of the bilinear features does not help:
@@ -225,7 +248,7 @@ step, which is the likely cause of its overhead.
 
 {origin("step_time_cpu.json")}
 
-{loop_section()}## Start-up time of the command line
+{loop_section()}{budget_section()}## Start-up time of the command line
 
 Medians of {load("startup_time.json")["rounds"]} processes each, interleaved, on a busy machine (load average
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}

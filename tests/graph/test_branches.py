@@ -285,3 +285,35 @@ def test_a_slim_network_can_be_traced_and_slimmed_again() -> None:
     assert names_of(again) == ["1", "2.attn", "2.mlp"]  # the only one in its block
     mask_branches_(small, again, ["1"])
     assert max_relative_diff(small, slim(small, again), x) < 1e-5
+
+
+class RowDrop(nn.Module):
+    """Stochastic depth: reads the number of items in train mode, and runs no operator in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * torch.empty([x.shape[0]] + [1] * (x.dim() - 1)).bernoulli_(0.8)
+
+
+class DroppedRows(nn.Module):
+    """Two branches that use the same stochastic depth module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+        self.other = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+        self.drop, self.head = RowDrop(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.one(x))
+        return self.head(x + self.drop(self.other(x)))  # type: ignore[no-any-return]
+
+
+def test_stochastic_depth_gets_a_zero_with_axes() -> None:
+    graph = trace_channels(DroppedRows(), torch.randn(3, 5, 8), verify=False)
+    assert names_of(graph) == ["one", "other"]
+    zeros = [value for part in graph.replacements for value in part.values if value.kind == "zero"]
+    assert zeros
+    assert all(value.sizes is not None for value in zeros)
+    assert names_of(verify_graph(DroppedRows(), graph, torch.randn(3, 5, 8))) == ["one", "other"]

@@ -786,9 +786,17 @@ QUICK: list[tuple[Function, list[tuple[int, ...]]]] = [
     (lambda x: F.adaptive_avg_pool1d(x, 3), [(2, 4, 8)]),
     (lambda x: x.mean((2, 3)), [(2, 4, 5, 6)]),
     (lambda x: x.mean((-1, 1), keepdim=True), [(2, 4, 5, 6)]),
+    (lambda x: x + 1, [(2, 4)]),
+    (lambda x: x / 2.5, [(2, 4)]),
+    (torch.div, [(2, 4), (4,)]),
+    (lambda x: x.exp(), [(2, 4)]),
+    (torch.rsqrt, [(2, 4)]),
+    (lambda x, y: torch.cat([x, y], -1), [(2, 4), (2, 3)]),
+    (lambda x, y: torch.cat([x, y]), [(2, 4), (1, 4)]),
 ]
 LEFT_TO_TORCH: list[tuple[Function, list[tuple[int, ...]]]] = [
-    (lambda x: x + 1, [(2, 4)]),
+    (lambda x, y: torch.cat([x, y.double()]), [(2, 4), (2, 4)]),
+    (lambda x, y: torch.cat([x, y]), [(2, 4), (0,)]),
     (lambda x: x.mean(), [(2, 4)]),
     (lambda x: x.mean((1,), dtype=torch.float64), [(2, 4)]),
     (lambda x, w: F.conv2d(x, w, padding="same"), [(2, 3, 9, 8), (6, 3, 3, 3)]),
@@ -815,6 +823,7 @@ def test_quick_results_are_those_of_torch(function: Function, shapes: Any, dtype
         (F.conv2d, [(2, 3, 2, 2), (6, 3, 3, 3)]),
         (F.linear, [(2, 5), (6, 4)]),
         (torch.add, [(2, 4), (3,)]),
+        (lambda x, y: torch.cat([x, y]), [(2, 4), (2, 3)]),
     ],
 )
 def test_shapes_that_do_not_match_raise_as_in_torch(function: Function, shapes: Any) -> None:

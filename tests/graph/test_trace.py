@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -342,3 +344,27 @@ def test_a_network_on_meta_tensors_is_verified_with_random_weights(device: str) 
 def test_a_network_without_parameters_has_no_groups() -> None:
     graph = trace_channels(named(relu=nn.ReLU(), pool=nn.MaxPool2d(2)), torch.randn(1, 3, 8, 8))
     assert graph.groups == ()
+
+
+def test_the_first_trace_does_not_import_dynamo() -> None:
+    """It takes seconds. A process of its own, since another test may have imported it."""
+    code = """
+import sys, torch
+from torch import nn
+from ecc.graph import trace_channels
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x):
+        joined = torch.cat([self.one(x).relu(), self.other(x) * 2 + 1], 1)
+        return self.head(joined / 3).mean((2, 3))
+
+graph = trace_channels(Joined(), torch.randn(1, 3, 8, 8))
+assert len(graph.prunable) == 2, graph
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ecc.graph import mask_branches_, mask_channels_, max_relative_diff, slim, trace_channels, with_widths
+from ecc.graph.masked_norm import MaskedNorm
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
@@ -107,3 +108,34 @@ def test_generation_with_a_cache_works_without_branches(name: str) -> None:
         wanted, found = (one.generate(**inputs, **options) for one in (masked, slim(masked, graph)))
         assert torch.equal(wanted.sequences, found.sequences)
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(wanted.logits, found.logits, strict=True))
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT"])
+def test_models_with_layer_norm_are_saved_loaded_and_slimmed_to_multiples(name: str, tmp_path: Path) -> None:
+    from ecc.integrations.huggingface import load_pruned, save_pruned
+
+    net, inputs = built(name)
+    graph = trace_channels(net, inputs)
+    stream = next(group for group in graph.prunable if group.zeroed)
+    assert stream.width == 64
+    mask_channels_(net, graph, {stream.name: range(0, 50, 2)})
+    for multiple, width in ((1, 39), (8, 40)):  # of 40 channels, one is masked
+        small = slim(net, graph, multiple)
+        assert max_relative_diff(net, small, inputs) < 1e-5
+        save_pruned(small, tmp_path / str(multiple))
+        loaded = load_pruned(tmp_path / str(multiple))
+        assert max_relative_diff(small, loaded, inputs) == 0
+        norms = [module for module in loaded.modules() if isinstance(module, nn.LayerNorm)]
+        assert {module.normalized_shape for module in norms} == {(width,)}
+        assert {isinstance(module, MaskedNorm) for module in norms} == {multiple > 1}
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    net, inputs = built("GPT-2")
+    graph = trace_channels(net, inputs)
+    mask_channels_(net, graph, {next(g.name for g in graph.prunable if g.zeroed): range(10)})
+    small = slim(net, graph)
+    assert small.lm_head.weight is small.transformer.wte.weight
+    assert small.lm_head.weight.shape == (64, 54)
+    options = {"max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(net.generate(**inputs, **options), small.generate(**inputs, **options))

@@ -368,6 +368,9 @@ def test_in_turns_with_the_dense_network_the_speed_of_the_machine_cancels_out(in
     errors = [abs(ratio / truth - 1) for ratio in ratios]
     assert (max(errors) < 0.03) is in_turns
     assert found[0].seconds / dense.seconds == pytest.approx(truth, rel=0.03)
+    source.refer_to(10.0, 20.0)  # as in an earlier session
+    again = source.sample(0, 0, 0, WIDTHS)
+    assert (abs(again.joules - 10.0) < 0.5, abs(again.seconds - 20.0) < 0.5) == (in_turns, in_turns)
 
 
 def test_inputs_are_drawn_once_and_networks_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:

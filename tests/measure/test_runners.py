@@ -230,6 +230,24 @@ def test_a_runtime_computes_what_the_network_computes(runner: str, precision: st
     assert error < (1e-4 if precision == "fp32" else 0.2)
 
 
+def test_named_nodes_stay_in_float() -> None:
+    onnx = pytest.importorskip("onnx")
+    image = torch.randn(2, 3, 8, 8)
+
+    def int8_weights(*excluded: str) -> int:
+        data = OnnxNetwork.of(Small().eval(), image, "int8", float_nodes=excluded).data
+        weights = onnx.load_model_from_string(data).graph.initializer
+        return sum(one.data_type == onnx.TensorProto.INT8 and len(one.dims) > 1 for one in weights)
+
+    (conv,) = (
+        node.name
+        for node in onnx.load_model_from_string(OnnxNetwork.of(Small().eval(), image).data).graph.node
+        if node.op_type == "Conv"
+    )
+    assert int8_weights() == 2
+    assert int8_weights(conv) == 1
+
+
 def test_networks_that_differ_in_widths_are_exported_twice_and_then_built_from_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,9 +47,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
     tiny.write_model(path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
     tiny.tiny_llama().save_pretrained(path / "bare")
+    tiny_vit().save_pretrained(path / "vit")
     tiny.write_model(path / "damaged", tiny.tiny_llama())
     (path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
     return path
+
+
+def tiny_vit() -> Any:
+    """A vision transformer of two layers."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=4
+    )
+    return transformers.ViTForImageClassification(config)
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -198,6 +208,27 @@ def _interrupted(task: Any, at: int) -> Any:
     return replace(task, loss=loss)
 
 
+def test_less_memory_gives_the_same_gradients(folder: Path) -> None:
+    def gradients(*, less: bool) -> tuple[int, list[torch.Tensor]]:
+        """The number of values that autograd keeps for the backward pass, and the gradients."""
+        task = language_task(folder / "llama", [folder / "train.txt"], length=16, gradient_checkpointing=less)
+        batch = next(iter(task.epoch_batches(0)))
+        kept: list[int] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = task.model.train()(**batch).loss
+        loss.backward()
+        return sum(kept), [one.grad for one in task.model.parameters() if one.grad is not None]
+
+    (all_kept, expected), (some_kept, found) = gradients(less=False), gradients(less=True)
+    assert some_kept < all_kept / 2
+    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(expected, found, strict=True))
+
+
 def test_an_encoder_keeps_its_embeddings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     command = ["compress", f"hf:{folder / 'bert'}", "--text", folder / "train.txt", "--budget", "70%", "-o", run]
@@ -214,11 +245,7 @@ def test_an_encoder_keeps_its_embeddings(folder: Path, tmp_path: Path, monkeypat
 
 
 def test_compress_takes_a_vision_transformer(tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=4
-    )
-    torch.manual_seed(0)
-    model = transformers.ViTForImageClassification(config)
+    model = tiny_vit()
     batches = [{"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.tensor([0, 1, 0, 1])} for _ in range(4)]
     result = ecc.compress(
         model,
@@ -319,6 +346,8 @@ WRONG = [
     (("hf:damaged", "--text", "train.txt"), "the model 'damaged' cannot be loaded"),
     (("hf:llama", "--text", "train.txt", "--data", "."), "takes no data"),
     (("digits", "--text", "train.txt"), "takes no text"),
+    (("digits", "--gradient-checkpointing"), "has no gradient checkpointing"),
+    (("hf:vit", "--text", "train.txt"), "takes no tokens; use ecc.compress"),
     (("hf:llama", "--text", "train.txt", "--budget", "5 mJ/image"), "whose costs are per token; use /token"),
     (("hf:llama", "--text", "train.txt", "--budget", "5 mW/token"), "energy takes J"),
     (("hf:bert", "--text", "train.txt", "--budget", "decode=70%"), "this network is no language model"),

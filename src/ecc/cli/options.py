@@ -253,6 +253,10 @@ text_options = options(
         "--length", type=click.IntRange(2), metavar="N", common=False,
         help="Tokens per sequence of a Hugging Face model, and in the cache of a decode step; 128 if not given.",
     ),
+    option(
+        "--gradient-checkpointing", is_flag=True, common=False,
+        help="Compute activations of a Hugging Face model again in the backward pass: less memory, more time.",
+    ),
 )  # fmt: skip
 """Text and length of a Hugging Face model."""
 

@@ -6,7 +6,8 @@
     torchscript  `torch.jit.trace`: for C++ and older programs; deprecated by PyTorch. The file contains the paths of
                  the source files.
 
-All three accept any batch size.
+All three accept any batch size. Language models of transformers are written without a KV cache; pt2 and onnx files of
+them accept any number of tokens.
 """
 
 from __future__ import annotations
@@ -60,16 +61,32 @@ def export_program(model: nn.Module, example_input: Inputs) -> torch.export.Expo
     batch = torch.export.Dim("batch")
     size = batch_size_of(several)
 
-    def axes(tensor: Tensor) -> dict[int, Any] | None:
-        return {0: batch} if tensor.dim() and len(tensor) == size else None
+    def axes(tensor: Tensor, name: str = "") -> dict[int, Any] | None:
+        if not tensor.dim() or len(tensor) != size:
+            return None
+        return {0: batch, 1: torch.export.Dim("length")} if name == "input_ids" else {0: batch}
 
-    shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor) for name, tensor in kwargs.items()}
+    shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor, name) for name, tensor in kwargs.items()}
     with one_line_errors("torch.export cannot export this network"):
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # files would contain source lines and local paths
     return program
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """A block in which a model of transformers does not return a KV cache, which is no tensor."""
+    config = getattr(model, "config", None)
+    before = getattr(config, "use_cache", None)
+    try:
+        if before is not None:
+            config.use_cache = False  # type: ignore[union-attr]  # it has this attribute
+        yield
+    finally:
+        if before is not None:
+            config.use_cache = before  # type: ignore[union-attr]
 
 
 def _write_pt2(model: nn.Module, example_input: Inputs, path: Path) -> None:

@@ -33,7 +33,7 @@ from ecc.run_records import RunSummary
 from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
 from ecc.training import load_state, save_state
 
-from .formats import FORMATS, ExportVerification, open_file, verify_export
+from .formats import FORMATS, ExportVerification, open_file, verify_export, without_cache
 from .model_card import model_card
 from .onnx_tools import Latency, OnnxNetwork, check_int8, compare_latency, quantize, score_of
 from .slim_file import load_slim, on_cpu, weights_file
@@ -101,7 +101,7 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
     if name not in FORMATS:
         raise CannotExport(f"the suffix of {path} is no export format; use .{', .'.join(FORMATS)}.")
     _check_formats([name], None)
-    with _temporary_folder(path.parent) as folder:
+    with _temporary_folder(path.parent) as folder, without_cache(model):
         made = _write_format(model, example_input, folder / path.name, name)
         with lock_folder(path.parent):
             _publish([folder / path.name], path.parent, force=force)
@@ -149,7 +149,7 @@ def export_run(
     _check_runs(slim, example, run)
     timed = with_batch_size(example, summary.batch if summary.batch <= _MAX_BATCH else batch_size_of(example))
     folder, files = Path(output or run / "export"), []
-    with _temporary_folder(folder) as temporary:
+    with _temporary_folder(folder) as temporary, without_cache(slim), without_cache(dense):
         for name in dict.fromkeys(formats):
             log(f"writing {name}")
             if name == SAFETENSORS:

@@ -34,7 +34,7 @@ from ecc.errors import first_line
 from ecc.graph.calls import Call
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import Inputs, ModelCopy, one_pass
-from ecc.graph.labels import ChannelLabels
+from ecc.graph.labels import ChannelLabels, Role
 from ecc.graph.ops import registry
 from ecc.graph.structure import AffineSize, Branch, OutputValue, Replacement, SizeRule
 from ecc.graph.tracer import Tracer
@@ -340,10 +340,11 @@ class _BranchSearch:
             if not flow.op_users.get(number) and op.call.outs and not op.call.in_place
         }
         self._twice = _shared_names(model)
+        self._kept: dict[str, str] = {}
 
     def run(self) -> ChannelGraph:
         """The graph with branches, replacements, and the reasons of branches that cannot be removed."""
-        kept: dict[str, str] = {}
+        kept = self._kept
         found: list[_Candidate] = []
         inside: set[str] = set()
         candidates = self._one_of_two(list(self._candidates()))
@@ -407,6 +408,19 @@ class _BranchSearch:
                 groups, modules = self._inside(dead)
                 if groups:
                     yield _Candidate(number, trunk, output, exits, dead, groups, modules)
+                elif (why := self._why_shared(exits, modules)) is not None:
+                    self._kept[_common_path(modules)] = why
+
+    def _why_shared(self, exits: Sequence[str], modules: Sequence[str]) -> str | None:
+        """Why a branch without groups of its own stays, if channels that it computes are used elsewhere too."""
+        prefixes = tuple(f"{path}." for path in modules)
+        for group in self._graph.groups if prefixes else ():
+            inside = [one for one in group.slices if one.tensor.startswith(prefixes)]
+            outside = [one.tensor for one in group.slices if not one.tensor.startswith(prefixes)]
+            computes = any(Role.PRODUCER in one.roles and one.tensor not in exits for one in inside)
+            if outside and computes and any(one.is_consumer and one.tensor in exits for one in inside):
+                return f"its channels belong to the group {group.name}, which {outside[0]} uses too"
+        return None
 
     def _one_of_two(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Of two paths without a shortcut, only the longer one, unless their sum is added to something else."""

@@ -173,14 +173,15 @@ def amount(tensor: Tensor, labels: Tensor | None) -> tuple[Tensor, int]:
 
 # --- shapes of results ---------------------------------------------------------------------------
 #
-# torch's meta kernels are written in Python and would take most of the time of a trace. The few operators that make up
-# most of a network are computed here, which makes a trace three times faster.
+# torch's meta kernels are written in Python and would take most of the time of a trace. Some also import dynamo, which
+# takes seconds. The few operators that make up most of a network are computed here, which makes a trace three times
+# faster.
 
 _LIKE_FIRST = frozenset(
     "batch_norm instance_norm layer_norm group_norm rms_norm relu relu6 hardswish hardsigmoid hardtanh silu gelu elu "
-    "sigmoid tanh leaky_relu mish dropout prelu".split()
+    "sigmoid tanh leaky_relu mish dropout prelu neg abs exp sqrt rsqrt erf sin cos".split()
 )
-_ARITHMETIC = frozenset({"add", "sub", "mul"})
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
 _POOLS = {"adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3}
 
 
@@ -191,6 +192,8 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 def quick_result(call: Call) -> Any:
     """The result of an operator on meta tensors, or None if torch should compute it."""
     first = call.args[0] if call.args else None
+    if call.name == "cat":
+        return _concatenated(call)
     if not isinstance(first, Tensor) or first.device.type != "meta" or not first.is_floating_point():
         return None
     if call.name in GATES:
@@ -223,8 +226,27 @@ def _shape(call: Call, first: Tensor) -> Sequence[int] | None:
     return None
 
 
+def _concatenated(call: Call) -> Tensor | None:
+    tensors, axis = call["tensors"], call["dim"]
+    first = tensors[0]
+    if not isinstance(axis, int) or not -first.dim() <= axis < first.dim() or not first.is_floating_point():
+        return None
+    axis %= first.dim()
+    sizes = [list(tensor.shape) for tensor in tensors]
+    others = {
+        (tensor.dtype, tensor.device.type, *size[:axis], *size[axis + 1 :])
+        for tensor, size in zip(tensors, sizes, strict=True)
+    }
+    if len(others) != 1 or first.device.type != "meta" or any(len(size) != first.dim() for size in sizes):
+        return None
+    total = sum(size[axis] for size in sizes)
+    return torch.empty([*sizes[0][:axis], total, *sizes[0][axis + 1 :]], dtype=first.dtype, device="meta")
+
+
 def _broadcast(call: Call, first: Tensor) -> Sequence[int] | None:
     second = call.args[1]
+    if type(second) in (int, float):
+        return first.shape
     if not isinstance(second, Tensor) or second.device.type != "meta" or second.dtype != first.dtype:
         return None
     return first.shape if first.shape == second.shape else torch.broadcast_shapes(first.shape, second.shape)

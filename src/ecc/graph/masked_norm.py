@@ -130,6 +130,9 @@ def fit_norms_(model: nn.Module) -> None:
 
 def _may_be_masked(module: nn.Module) -> bool:
     tensors = [tensor for tensor in module._parameters.values() if tensor is not None and tensor.dim() == 1]
+    weight = module._parameters.get("weight")
+    if weight is not None and weight.dim() == 1:  # else any of them may be the weight
+        tensors = [weight]
     return any(not tensor.is_meta and bool((tensor == 0).any()) for tensor in tensors)
 
 

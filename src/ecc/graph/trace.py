@@ -277,8 +277,19 @@ class _Search:
                         self.no_heads[guess] = why
                     again = guess in splits and guess not in self.rejected and tried == options - 3
                     self.choices[guess] = tried + (2 if again else 1)
+                    if own:
+                        self._follow_same_line(guess, options, tried, guesses)
                     return True
         return False
+
+    def _follow_same_line(self, line: str, options: int, tried: int, guesses: list[tuple[str, int, Tensor]]) -> None:
+        """Choose the same interpretation where modules of other sizes run the same line of code, which fails alike."""
+        code = line.partition(" in ")[0]
+        for other, count, _ in guesses:
+            if other.partition(" in ")[0] == code and count == options and self.choices.get(other, 0) == tried:
+                self.choices[other] = self.choices[line]
+                if line in self.no_heads and other in self.rejected:
+                    self.no_heads.setdefault(other, self.no_heads[line])
 
     def _first_failure(
         self, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer]

@@ -246,7 +246,9 @@ def profile(
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
     else:
-        profiler = open_profiler(model, graph, example_input, meter, settings, device, clock, runner_search)
+        profiler = open_profiler(
+            model, graph, example_input, meter, settings, device=device, clock=clock, runner_search=runner_search
+        )
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
     with open_profile(path) as writer:
@@ -519,14 +521,12 @@ def open_profiler(
     example_input: Inputs,
     meter: Meter,
     settings: MeasureSettings,
-    device: torch.device | str | None = None,
-    clock: Clock | None = None,
-    runner_search: RunnerSearch | None = None,
+    **options: Any,
 ) -> DeviceProfiler | RemoteProfiler:
     """The profiler of a meter: of this machine, or of a board. The arguments are those of `DeviceProfiler`."""
     if isinstance(meter, RemoteMeter):
-        return meter.open_profiler(model, graph, example_input, settings, runner_search)
-    return DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
+        return meter.open_profiler(model, graph, example_input, settings, options.get("runner_search"))
+    return DeviceProfiler(model, graph, example_input, meter, settings, **options)
 
 
 class DeviceProfiler:
@@ -629,7 +629,8 @@ class DeviceProfiler:
         try:
             network = with_widths(self._dense, self._graph, widths, device=self._device)
             if self._run_settings.in_turns:
-                joules, seconds, relative_ci, result = self._measure_in_turns(network)
+                is_dense = all(widths[group.name] == group.width for group in self._graph.variable)
+                joules, seconds, relative_ci, result = self._measure_in_turns(network, is_dense)
             else:
                 result = measure_model(
                     network, self._inputs, self._meter, self._run_settings, counter=self._counter, clock=self._clock
@@ -645,29 +646,35 @@ class DeviceProfiler:
         kept = tuple(widths[group.name] for group in self._graph.variable)
         return Sample(index=index, round=round_, session=session, widths=kept, measured_at=_now(), **fields)
 
-    def _measure_in_turns(self, network: nn.Module) -> tuple[float, float, float | None, Measurement]:
+    def refer_to(self, joules: float, seconds: float) -> None:
+        """Scale networks that are measured in turns to this cost of the dense network, of an earlier session."""
+        self._dense_cost = (joules, seconds)
+
+    def _measure_in_turns(self, network: nn.Module, is_dense: bool) -> tuple[float, float, float | None, Measurement]:
         """Measure a network and the dense network alternately, two windows at a time.
 
         The cost is the ratio of the two, times the cost of the dense network at the first call, so the speed of the
-        machine at this time cancels out.
+        machine at this time cancels out. If the first network is the dense one, its cost is that cost: a ratio that
+        differs from 1 by noise would shift every budget that is a share of it.
 
         Returns:
             Joules, seconds, the relative confidence interval of the ratio, and the last measurement of the network.
         """
         settings = self._run_settings
         pair = replace(settings, min_repeats=2, max_repeats=2)
+        warm = replace(pair, warmup_seconds=0.0, warmup_runs=1)
         with self._dense_runner() as dense, prepare_runner(network, self._inputs, settings) as runner:
 
-            def measure_pair(one: PreparedRunner) -> Measurement:
+            def measure_pair(one: PreparedRunner, how: MeasureSettings) -> Measurement:
                 return measure(
-                    one.run, self._meter, pair, device=one.device, batch=one.batch,
+                    one.run, self._meter, how, device=one.device, batch=one.batch,
                     is_asynchronous=one.is_asynchronous, counter=self._counter, clock=self._clock,
                 )  # fmt: skip
 
-            references, results = [measure_pair(dense)], list[Measurement]()
+            references, results = [measure_pair(dense, pair)], list[Measurement]()
             while True:
-                results.append(measure_pair(runner))
-                references.append(measure_pair(dense))
+                results.append(measure_pair(runner, warm if results else pair))
+                references.append(measure_pair(dense, warm))
                 ratios = _turn_ratios(results, references, "joules")
                 interval = relative_interval(ratios)
                 agree = interval is not None and interval <= settings.target_relative_ci
@@ -675,9 +682,13 @@ class DeviceProfiler:
                 if windows >= settings.max_repeats or (agree and windows >= settings.min_repeats):
                     break
         if self._dense_cost is None:
+            measured = [*references, *results] if is_dense else references
             self._dense_cost = tuple(
-                statistics.median(getattr(one, name) for one in references) for name in ("joules", "seconds")
+                statistics.median(getattr(one, name) for one in measured) for name in ("joules", "seconds")
             )
+            if is_dense:
+                joules, seconds = self._dense_cost
+                return joules, seconds, interval, results[-1]
         joules, seconds = (
             cost * statistics.median(_turn_ratios(results, references, name))
             for cost, name in zip(self._dense_cost, ("joules", "seconds"), strict=True)

@@ -40,7 +40,7 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at 15 % of the steps.
 """
 
-READINGS = (1, 7, 3)
+READINGS = (1, 8, 3)
 """Most readings of proposed widths at each checkpoint before the last. None is taken after one within the band."""
 
 HEADROOM = 1.03
@@ -259,7 +259,7 @@ class BudgetController:
         """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise."""
         relative_ci = self.checks[-1].relative_ci if self.checks else None
         margin = _margin(relative_ci)
-        low, top = self._band[0] + margin / 2, self._band[1] - margin
+        low, top = self._band[0] + margin / 3, self._band[1] - margin
         return low, top, top - (0.5 if relative_ci else 0.1) * (top - low)
 
     def _most_probable(self, candidates: Sequence[_Candidate]) -> _Candidate:
@@ -275,7 +275,7 @@ class BudgetController:
             below_top *= _normal_cdf((np.log(self._band[1] if is_exact else top) - ratio) / deviation)
             ratios = np.maximum(ratios, np.exp(ratio))
         order = np.lexsort((abs(ratios - aim), -np.round(below_top - below_low, 2)))
-        return candidates[order[0]]
+        return candidates[int(order[0])]
 
     def _proposals(self, first: Mapping[str, int]) -> dict[tuple[int, ...], _Candidate]:
         """Different proposals of the method, for targets around corrected ones."""
@@ -320,12 +320,12 @@ class BudgetController:
         neighbours = {}
         for base, change in bases:
             for name, width in base.check.widths.items():
-                new = min(present[name], width + change)
-                if width > 0 and new != width and new >= least[name]:
-                    widths = {**base.check.widths, name: new}
-                    predicted = context.predicted(widths).values()
-                    targets = [max(*pair) for pair in zip(base.targets, predicted, strict=True)]
-                    neighbours[_key(widths)] = (widths, targets)
+                for new in {min(present[name], width + change), *(check.widths[name] for check in self.checks)}:
+                    if width > 0 and new != width and least[name] <= new <= present[name]:
+                        widths = {**base.check.widths, name: new}
+                        predicted = context.predicted(widths).values()
+                        targets = [max(*pair) for pair in zip(base.targets, predicted, strict=True)]
+                        neighbours[_key(widths)] = (widths, targets)
         return neighbours
 
     def _ratio(self, check: CostCheck) -> float:

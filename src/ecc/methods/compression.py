@@ -240,6 +240,8 @@ class Compression(CompressionRunner):
     def _measure_dense(self) -> CostEvaluator | WorkloadEvaluator:
         """Measure the dense network. Budgets in percent refer to its measured cost."""
         measure = self._make_evaluator()
+        if self._dense is not None and isinstance(measure, CostEvaluator):
+            measure.refer_to(self._dense)
         dense = self._dense = self._dense or measure({})
         for number, budget in enumerate(self.budgets):
             if budget.is_relative and budget.resource in dense.amounts:

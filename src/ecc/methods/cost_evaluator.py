@@ -23,7 +23,7 @@ from ecc.settings import deployment
 from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
-REPEATS = (3, 8)
+REPEATS = (3, 6)
 """Smallest and largest number of windows. A cost check is measured more carefully than one sample of a profile: as many
 windows as a sample of the profile has, and at most three times as many, where that is more."""
 
@@ -152,7 +152,7 @@ class CostEvaluator:
         least, most = max(repeats[0], profiled.min_repeats), max(repeats[1], 3 * profiled.min_repeats)
         settings = replace(profiled, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
         place = device or origin.device_type
-        self._profiler = open_profiler(model, graph, example_input, meter, settings, place, clock or Clock())
+        self._profiler = open_profiler(model, graph, example_input, meter, settings, device=place, clock=clock)
         now = self._profiler.versions
         for name in RUNTIMES:
             if name in origin.environment and name in now and origin.environment[name] != now[name]:
@@ -161,6 +161,12 @@ class CostEvaluator:
                     f"{now[name]}. Profile and fit again, or use the other version."
                 )
         self._profiler.prepare()
+
+    def refer_to(self, dense: MeasuredCost) -> None:
+        """Scale networks that are measured in turns with the dense one to its cost in an earlier session."""
+        if isinstance(self._profiler, DeviceProfiler) and "latency" in dense.amounts:
+            seconds = dense.amounts["latency"]
+            self._profiler.refer_to(dense.amounts.get("energy", seconds), seconds)  # a clock counts seconds
 
     @property
     def label(self) -> str:

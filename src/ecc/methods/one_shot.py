@@ -109,7 +109,8 @@ class OneShot(OneShotMethod):
         }
         self._consumers = _consumers(context)
         self._dense: DenseOutputs | None = None
-        self._refit: Refit | None = None
+        self.refit: Refit | None = None
+        """How layers were refit last."""
         self._chosen_for = -1  # rounds after which the refit of the result was chosen
         if self.settings.refits:
             paths = sorted({path for paths in self._consumers.values() for path in paths})
@@ -249,10 +250,8 @@ class OneShot(OneShotMethod):
         paths = sorted({path for name, many in self._consumers.items() if widths[name] < full[name] for path in many})
         reaches = paths if not self._has_gap(widths) else sorted({p for many in self._consumers.values() for p in many})
         if reaches:
-            choices = REFITS if choose else (self._refit,)
-            self._refit = reconstruct_best_(
-                context.model, self._dense, reaches, self._inputs, context.held_out, choices
-            )
+            choices = REFITS if choose else (self.refit,)
+            self.refit = reconstruct_best_(context.model, self._dense, reaches, self._inputs, context.held_out, choices)
 
     def _has_gap(self, widths: Mapping[str, int]) -> bool:
         """Whether a branch is removed, so that the layers after it have to make up for it."""

@@ -42,7 +42,14 @@ class Refit:
     few tokens have streams whose norm is hundreds of times that of the others, and would determine the weights."""
 
 
-REFITS = (None, Refit(0.3), Refit(0.03), Refit(0.003), Refit(0.03, follows_stream=False))
+REFITS = (
+    None,
+    Refit(0.3),
+    Refit(0.03),
+    Refit(0.003),
+    Refit(0.03, is_relative=False),
+    Refit(0.03, follows_stream=False),
+)
 """Choices of `reconstruct_best_`; None leaves the weights as they are, which is best with little calibration data."""
 
 

@@ -4,17 +4,17 @@
                  └─► finetune      └─► finetune       └─► finetune
 
 Each budget is a `Compression` in a folder of its own. It starts from the masked network of the one before, with the
-dense network as teacher. The pruning steps of the settings are shared out among the budgets, and each finetuning takes
-`FINETUNE_SHARE` of its steps: the network was trained on the way, too.
+dense network as teacher. The pruning steps of the settings are shared out among the budgets, and milder budgets, which
+lose less, are finetuned for fewer steps. So the tightest budget gets as many steps as in a run of its own.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from .base import has_schedule
 from .compression import PRUNED_FILE, Compression
 from .registry import find_method
 
-FINETUNE_SHARE = 2 / 3
-"""Steps of each finetuning, as a fraction of `finetune_steps`."""
+PRUNE_SHARES = (2 / 3, 4 / 3)
+"""Pruning steps of the mildest and of the tightest budget, as multiples of the mean."""
+FINETUNE_SHARES = (1 / 3, 1.0)
+"""Steps of the finetuning of the mildest and of the tightest budget, as fractions of `finetune_steps`."""
 
 StageFactory = Callable[[Task, Sequence[Budget], CompressSettings, Mapping[str, Any] | None], Compression]
 """Makes the compression of one budget from its task, budget, settings and initial weights."""
@@ -46,16 +48,20 @@ def stage_settings(settings: CompressSettings, count: int) -> list[CompressSetti
         raise EccError(
             f"{count} budgets need at least {count} pruning steps, and prune_steps is {settings.prune_steps}."
         )
-    each, more = divmod(settings.prune_steps, count)
+    prune, finetune = (
+        [first + (last - first) * number / (count - 1) for number in range(count)]
+        for first, last in (PRUNE_SHARES, FINETUNE_SHARES)
+    )
+    ends = [round(settings.prune_steps * part / count) for part in accumulate(prune)]
     return [
         replace(
             settings,
             pretrain_steps=0 if number else settings.pretrain_steps,
-            prune_steps=each + (number < more),
-            finetune_steps=math.ceil(FINETUNE_SHARE * settings.finetune_steps),
+            prune_steps=max(1, end - start),
+            finetune_steps=round(part * settings.finetune_steps),
             train=replace(settings.train, seed=settings.train.seed + number),
         )
-        for number in range(count)
+        for number, (start, end, part) in enumerate(zip([0, *ends[:-1]], ends, finetune, strict=True))
     ]
 
 

@@ -119,25 +119,35 @@ class EmbeddingSimilarity:
     def __init__(self, dense: nn.Module, sequences: Tensor, batch_size: int = BATCH_SIZE) -> None:
         self.dense = copy.deepcopy(dense).eval().requires_grad_(False)
         self.sequences, self.batch_size = sequences, batch_size
+        self._wanted: list[Tensor] = []  # embeddings of the dense encoder, batch by batch
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> float:
         """The score of a model; higher is better."""
+        device, batches = device_of(model), self.sequences.split(self.batch_size)
+        if not self._wanted:
+            self._wanted = [self._embed_dense(tokens.to(device)) for tokens in batches]
         with eval_mode(model):
-            batches = self.sequences.split(self.batch_size)
-            found = [self.similarities(model, {"input_ids": tokens.to(device_of(model))}) for tokens in batches]
+            found = [
+                F.cosine_similarity(_embed(model, tokens.to(device)), wanted.to(device))
+                for tokens, wanted in zip(batches, self._wanted, strict=True)
+            ]
         return float(torch.cat(found).mean())
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """1 - the mean similarity on a batch."""
-        return 1 - self.similarities(model, {"input_ids": batch["input_ids"]}).mean()
+        tokens = batch["input_ids"]
+        return 1 - F.cosine_similarity(_embed(model, tokens), self._embed_dense(tokens)).mean()
 
-    def similarities(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """Similarity of each sequence."""
-        self.dense.to(device_of(model))
-        with torch.no_grad():
-            wanted = self.dense(**inputs).last_hidden_state.mean(1)
-        return F.cosine_similarity(model(**inputs).last_hidden_state.mean(1).float(), wanted.float())
+    @torch.no_grad()
+    def _embed_dense(self, tokens: Tensor) -> Tensor:
+        return _embed(self.dense.to(tokens.device), tokens)
+
+
+def _embed(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Embeddings of sentences, one for each sequence."""
+    embedding: Tensor = model(input_ids=tokens).last_hidden_state.mean(1).float()
+    return embedding
 
 
 # ---------------------------------------------------------------- the task
@@ -174,7 +184,7 @@ def language_task(
     config: Any = model.config
     length = _checked_length(config, length)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable()  # type: ignore[operator]  # of transformers
+        _enable_checkpointing(model)
     vocabulary = int(config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
     example = {"input_ids": torch.randint(1, vocabulary, _EXAMPLE, generator=generator)}
@@ -328,6 +338,14 @@ def _is_causal(config: Any) -> bool:
     """Whether a configuration belongs to a causal language model."""
     names = getattr(config, "architectures", None) or ()
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _enable_checkpointing(model: nn.Module) -> None:
+    """Let a model of transformers compute activations again in the backward pass."""
+    hf: Any = model
+    hf.config.use_cache = False  # it would be ignored with a warning
+    enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable  # the older name
+    enable()
 
 
 def _check_folder(where: str) -> None:

@@ -38,6 +38,7 @@ def find_task(
     test_text: Sequence[str | Path] = (),
     length: int | None = None,
     batch: int | None = None,
+    gradient_checkpointing: bool = False,
     log: Callable[[str], None] = lambda _: None,
 ) -> Task:
     """Build the task with a name.
@@ -61,12 +62,26 @@ def find_task(
         test_text: Text files for its score.
         length: Tokens per sequence of a Hugging Face model.
         batch: Sequences at once in prefill and decode.
+        gradient_checkpointing: Compute activations of a Hugging Face model again in the backward pass.
         log: Called with one-line notes for the user.
     """
     if spec.startswith("hf:"):
         _refuse_options(spec, "give text files with --text", data=data, weights=weights, image_size=image_size)
         many, path = batch or 1, spec.removeprefix("hf:")
-        return language_task(path, text, test_text=test_text, length=length, batch_size=batch_size, batch=many, log=log)
+        return language_task(
+            path,
+            text,
+            test_text=test_text,
+            length=length,
+            batch_size=batch_size,
+            batch=many,
+            gradient_checkpointing=gradient_checkpointing,
+            log=log,
+        )
+    if gradient_checkpointing:
+        raise BadTask(
+            f"task {spec!r} has no gradient checkpointing; only tasks hf:FOLDER and hf:NAME do. Use --micro-batch."
+        )
     if text or test_text or length is not None:
         raise BadTask(f"task {spec!r} takes no text; only tasks hf:FOLDER and hf:NAME do.")
     if spec in NETWORKS:

@@ -78,6 +78,8 @@ class ChannelLayerNorm(Block):
     def __init__(self, shape: Shape, bias: bool) -> None:
         super().__init__(shape)
         self.layer = nn.LayerNorm(self.channels, bias=bias)
+        if self.channels == 2:
+            self.expects["in"] = "it already has its minimum width"
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.movedim(1, -1)).movedim(-1, 1)

@@ -367,6 +367,8 @@ def test_failures_on_the_board_are_reported(
         hot.close()
     with pytest.raises(EccError, match="needs the task and ECC on the board"):
         open_target(local_board(), "platform:jetson-tx2")
+    with pytest.raises(EccError, match="in_turns has no effect on a board"):
+        open_target(local_board(), "wall", settings=replace(QUICK, in_turns=True))
     with pytest.raises(EccError, match="runner 'auto' needs a meter; platform:jetson-tx2 runs nothing"):
         open_target(local_board(), "platform:jetson-tx2", settings=replace(QUICK, runner="auto"))
 

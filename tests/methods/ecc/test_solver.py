@@ -205,7 +205,8 @@ def test_wrong_arguments_are_refused(settings: dict[str, Any], words: str) -> No
 
 
 def test_infeasible_budgets_are_refused_before_any_step() -> None:
-    net, _, graph = traced("transformer MLP")
+    net, x, _ = traced("transformer MLP")
+    graph = trace_channels(net, x, freeze="embed", verify=False)
     with pytest.raises(InfeasibleBudget, match=r"J is not reachable.*lower min_width_ratio\."):
         channels(net, graph, "10%")
     with pytest.raises(InfeasibleBudget, match="lower min_width_ratio or width_multiple"):

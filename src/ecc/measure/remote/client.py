@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ecc.errors import BadMeasurement, EccError
+from ecc.errors import BadMeasurement, EccError, option_hint
 from ecc.measure.counter import CounterProbe
 from ecc.measure.meter import MeterInfo, Reading
 from ecc.measure.profile import ProfileHeader, Sample
@@ -190,6 +190,8 @@ def open_target(
     settings = settings or MeasureSettings()
     is_analytic = meter.startswith(ANALYTIC)
     name = (settings.runner or "onnxruntime").partition(":")[0]
+    if settings.in_turns and (name in SESSIONS or settings.runner == "auto"):
+        raise EccError(f"{option_hint('in_turns')} has no effect on a board that gets networks as files. Leave it out.")
     if settings.runner == "auto":
         if is_analytic:
             raise EccError(f"runner 'auto' needs a meter; {meter} runs nothing. Leave it out.")

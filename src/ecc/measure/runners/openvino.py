@@ -85,7 +85,7 @@ class OpenVinoSession:
         except EccError:
             raise
         except Exception as error:
-            raise BadMeasurement(f"OpenVINO ({device}) cannot run this network: {first_line(error)[:300]}") from error
+            raise BadMeasurement(f"OpenVINO ({device}) cannot run this network: {_reason(error)[:300]}") from error
 
     @property
     def _version(self) -> str:
@@ -110,6 +110,13 @@ class OpenVinoSession:
     def versions(self) -> dict[str, str]:
         """Version of OpenVINO."""
         return {"openvino": self._version}
+
+
+def _reason(error: Exception) -> str:
+    """What OpenVINO says behind the lines that only name its source files."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith("Exception from ")]
+    return said[-1] if said else first_line(error)
 
 
 load = OpenVinoSession

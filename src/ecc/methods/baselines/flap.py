@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ecc.methods.base import OneShotMethod, PruningContext
 from ecc.methods.calibration import activation_statistics, batch_inputs, calibration_batches, mask_
-from ecc.methods.reconstruction import DenseOutputs, linear_consumers, reconstruct_best_, record_outputs
+from ecc.methods.reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, reconstruct_best_, record_outputs
 
 from .widths import largest_ratio
 
@@ -45,6 +45,8 @@ class Flap(OneShotMethod):
         self._paths = linear_consumers(context.model, consumed)
         self._dense: DenseOutputs = record_outputs(context.model, self._paths, self._inputs)
         self._dense.residuals = {}  # each layer compensates for itself
+        self.refit: Refit | None = None
+        """How layers were refit last."""
 
     def step(self) -> None:
         """Find the threshold, and prune."""
@@ -62,6 +64,7 @@ class Flap(OneShotMethod):
         ratio = largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0)
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._scores, widths(ratio))
-        reconstruct_best_(context.model, self._dense, self._paths, self._inputs, context.held_out)
+        choices = REFITS if self.pruned_for is None else (self.refit,)  # a corrected target changes little
+        self.refit = reconstruct_best_(context.model, self._dense, self._paths, self._inputs, context.held_out, choices)
         self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})

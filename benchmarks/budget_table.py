@@ -1,0 +1,84 @@
+"""The sections of RESULTS.md about budgets, from results/budget_loop*.json and results/several_budgets.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from result_tables import RESULTS, load, origin, table
+
+BEFORE, AFTER, SEVERAL = "budget_loop_before.json", "budget_loop.json", "several_budgets.json"
+WITHIN_GOAL = 0.95
+READINGS_GOAL = (8, 14)  # mean and largest number in a run
+BATCHES_GOAL, POINTS_GOAL = 2.2, 0.3
+
+
+def budget_section() -> str:
+    """Both sections; empty as far as the benchmarks have not been run."""
+    parts = [_loop() if (RESULTS / AFTER).exists() else "", _several() if (RESULTS / SEVERAL).exists() else ""]
+    return "".join(parts)
+
+
+def _loop() -> str:
+    before, after = load(BEFORE), load(AFTER)
+    lines = [_loop_row("before", before), _loop_row("now", after)]
+    found, readings = after["reading"], _readings(after)
+    goals = {
+        f"at least {WITHIN_GOAL:.0%} of the last readings within 98 to 100 %": found["within_98_to_100"] >= WITHIN_GOAL,
+        "no result above 100 %": after["result"]["above_100"] == 0,
+        f"at most {READINGS_GOAL[0]} readings on average": readings["mean"] <= READINGS_GOAL[0],
+        f"at most {READINGS_GOAL[1]} in a run": readings["max"] <= READINGS_GOAL[1],
+    }
+    text = f"""## The measured loop
+
+{found["runs"]} simulated runs: the devices differ from the energy model by {after["error"]:.0%} in common and by twice as much
+in the errors of single widths, and a reading has a standard deviation of {after["noise"]:.1%}. *Reading* is the last
+measurement, *result* the cost without noise. Readings include that of the dense network. Goals: {_verdicts(goals)}.
+"""
+    head = ["loop", "reading within 98 to 100 %", "result within 98 to 100 %", "result above 100 %", "smallest result"]
+    head += ["readings: mean", "p90", "largest"]
+    return "\n".join([text, table(head, lines), "", origin(AFTER), "", origin(BEFORE), "", ""])
+
+
+def _loop_row(name: str, found: dict[str, Any]) -> list[str]:
+    result, readings = found["result"], _readings(found)
+    shares = [found["reading"]["within_98_to_100"], result["within_98_to_100"], result["above_100"], result["smallest"]]
+    counts = [f"{readings['mean']:.1f}", f"{readings['p90']:.0f}", f"{readings['max']:.0f}"]
+    return [name, *(f"{share:.1%}" for share in shares), *counts]
+
+
+def _readings(found: dict[str, Any]) -> dict[str, float]:
+    """Readings of a run, from the runs themselves."""
+    counts = sorted(row["readings"] for rows in found["runs"].values() for row in rows)
+    return {
+        "mean": sum(counts) / len(counts),
+        "p90": counts[-(-9 * len(counts) // 10) - 1],
+        "max": counts[-1],
+    }
+
+
+def _several() -> str:
+    record = load(SEVERAL)
+    found, steps = record["summary"], record["steps"]
+    worst = found["worst_points"]
+    goals = {
+        f"{len(found['budgets'])} budgets for at most {BATCHES_GOAL:g} times the batches of one": found["ratio"]
+        <= BATCHES_GOAL,
+        f"each at most {POINTS_GOAL:g} points below its own run": worst >= -POINTS_GOAL,
+    }
+    text = f"""## Several budgets in one run
+
+Digits, {record["seeds"]} seeds, `{record["platform"]}` (estimated energy), {steps["prune"]} pruning and {steps["finetune"]} finetuning
+steps. One run with all budgets takes {found["batches_of_several"]:,.0f} batches, {found["ratio"]:.2f} times the
+{found["batches_of_one_run"]:,.0f} of a run with one budget. {found["within_98_to_100"]:.0%} of its results are within 98 to 100 %
+of their budgets. Goals: {_verdicts(goals)}.
+"""
+    head = ["budget", "run of its own", "several budgets", "difference in points"]
+    lines = [
+        [budget, f"{row['own']:.2%}", f"{row['several']:.2%}", f"{row['points']:+.2f}"]
+        for budget, row in found["budgets"].items()
+    ]
+    return "\n".join([text, table(head, lines), "", origin(SEVERAL), "", ""])
+
+
+def _verdicts(goals: dict[str, bool]) -> str:
+    return "; ".join(f"{goal}: {'met' if is_met else 'missed'}" for goal, is_met in goals.items())
