@@ -167,9 +167,9 @@ def compress(
     results = {output: summary} if result is None else {one.folder: one.summary for one in result.front or (result,)}
     for one in () if result is None else result.front or (result,):
         _save_language_model(one.folder, task, one)
-    for place in results:
-        remember_task(place, task, data)
-    reports = [describe_report(place) for place in (*results, *([output] if several else []))]
+    for run_folder in results:
+        remember_task(run_folder, task, data)
+    reports = [describe_report(run_folder) for run_folder in (*results, *([output] if several else []))]
     front = read_record(output / FRONT_FILE, Front) if several else None
     if as_json:
         print_json(front or summary)
@@ -184,7 +184,7 @@ def _parse_budgets(budgets: Sequence[str], several: str | None, unstructured: bo
         raise click.UsageError("--budget is missing, such as --budget 50%.")
     if several and (budgets or unstructured):
         raise click.UsageError(f"--budgets cannot be combined with {'--budget' if budgets else '--unstructured'}.")
-    return parse_several_budgets(several.split(",")) if several else parse_budgets(budgets)
+    return list(parse_several_budgets(several.split(",")) if several else parse_budgets(budgets))
 
 
 def _check_met(summaries: Iterable[RunSummary]) -> None:
