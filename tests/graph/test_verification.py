@@ -474,3 +474,24 @@ def test_meta_tensors_get_random_values(monkeypatch: pytest.MonkeyPatch) -> None
     net.register_buffer("order", torch.empty(3, dtype=torch.long, device="meta"))
     with pytest.raises(CannotVerify, match="order is on the meta device, and its integer values are not known"):
         materialize(net, torch.empty(2, 3))
+
+
+class _TokensOfOneImage(nn.Module):
+    """Batch norm before tokens: torch computes wrong gradients for one image, since they are transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
+        return self.head(self.norm(tokens)).mean(1)
+
+
+def test_wrong_gradients_of_torch_for_one_item_freeze_nothing() -> None:
+    graph = trace_channels(_TokensOfOneImage(), torch.randn(1, 3, 7, 7))
+    assert [(group.name, group.width) for group in graph.prunable] == [("stem.0", 8)]
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff < 1e-12

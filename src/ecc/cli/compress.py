@@ -167,9 +167,9 @@ def compress(
     results = {output: summary} if result is None else {one.folder: one.summary for one in result.front or (result,)}
     for one in () if result is None else result.front or (result,):
         _save_language_model(one.folder, task, one)
-    for run_folder in results:
-        remember_task(run_folder, task, data)
-    reports = [describe_report(run_folder) for run_folder in (*results, *([output] if several else []))]
+    for folder in results:
+        remember_task(folder, task, data)
+    reports = [describe_report(folder) for folder in (*results, *([output] if several else []))]
     front = read_record(output / FRONT_FILE, Front) if several else None
     if as_json:
         print_json(front or summary)
@@ -179,12 +179,12 @@ def compress(
     _check_met(results.values())
 
 
-def _parse_budgets(budgets: Sequence[str], several: str | None, unstructured: bool) -> list[Budget]:
+def _parse_budgets(budgets: Sequence[str], several: str | None, unstructured: bool) -> Sequence[Budget]:
     if not budgets and not several:
         raise click.UsageError("--budget is missing, such as --budget 50%.")
     if several and (budgets or unstructured):
         raise click.UsageError(f"--budgets cannot be combined with {'--budget' if budgets else '--unstructured'}.")
-    return list(parse_several_budgets(several.split(",")) if several else parse_budgets(budgets))
+    return parse_several_budgets(several.split(",")) if several else parse_budgets(budgets)
 
 
 def _check_met(summaries: Iterable[RunSummary]) -> None:
