@@ -50,6 +50,7 @@ class Detector(nn.Module):
         self.box, self.classes = nn.Conv2d(32, 4, 1), nn.Conv2d(32, 3, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """See the class."""
         found = self.backbone(x)
         return {"box": self.box(found), "classes": self.classes(found)}
 
@@ -65,6 +66,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(16, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         first = self.first(x)
         second = self.second(F.max_pool2d(first, 2))
         x = self.up1(self.middle(F.max_pool2d(second, 2)))
@@ -82,6 +84,7 @@ class Lstm(nn.Module):
         self.head = nn.Linear(32, 5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         found: Tensor = self.head(self.recurrent(self.embed(x))[0][:, -1])
         return found
 
@@ -96,6 +99,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(32, 5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         found: Tensor = self.head(self.layers(self.embed(x)).mean(1))
         return found
 
@@ -113,7 +117,7 @@ def detector(folder: Path) -> str:
     return outcome(ecc.compress(Detector(), loader, BUDGET, loss=loss, folder=folder, progress=False))
 
 
-def yolo(folder: Path) -> str:
+def yolo(_folder: Path) -> str:
     """YOLO of ultralytics: passed as it is, then its network."""
     from ultralytics import YOLO  # type: ignore[import-not-found, unused-ignore]
 
@@ -181,7 +185,7 @@ def mobile(folder: Path) -> str:
     return outcome(ecc.compress(model, loader, BUDGET, loss=F.cross_entropy, folder=folder, progress=False))
 
 
-def own_loop(folder: Path) -> str:
+def own_loop(_folder: Path) -> str:
     """A training loop of one's own in bfloat16."""
     model, x, y = UNet(), torch.randn(8, 3, 32, 32), torch.randint(0, 2, (8, 32, 32))
     graph = ecc.trace_channels(model, x)
