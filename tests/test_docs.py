@@ -100,3 +100,12 @@ def test_the_reference_of_the_command_line_has_every_option(site: Path) -> None:
 def test_pages_have_pictures(site: Path) -> None:
     for page in ("index", "gallery", "prunable"):
         assert "<img" in (site / f"{page}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_equations_stand_beside_their_code(site: Path) -> None:
+    text = (site / "how-it-works.html").read_text(encoding="utf-8")
+    assert "<!-- code" not in text
+    for name in ("proximal_keep", "step_widths", "update_width_dual", "update_energy_dual"):
+        assert re.search(rf"<summary><code>{name}</code> in", text)
+        assert re.search(rf'<span class="nf">{name}</span>', text)

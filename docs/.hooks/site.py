@@ -8,6 +8,7 @@ The reference of the command line is made from the commands.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -33,6 +34,8 @@ OUTSIDE = (
 )
 """What joins the site; README.md does not, as index.md takes its place."""
 
+_CODE = re.compile(r"<!-- code ([^>]+?) -->")
+"""`<!-- code FILE:FUNCTION ... -->`: the source of functions in src/ecc, to be unfolded."""
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"\$`([^`]+)`\$")
 
@@ -52,6 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     is_outside = (ROOT / page.file.src_uri).is_file()
     away = "](docs/" if is_outside else "](../"
     markdown = markdown.replace(away, "](").replace("](README.md", "](index.md")
+    markdown = _CODE.sub(lambda found: "\n\n".join(map(_source, found[1].split())), markdown)
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, command_reference())
     markdown = _BLOCK.sub(lambda found: f"\n<p>{_mathml(found[1], 'block')}</p>\n", markdown)
@@ -83,3 +87,13 @@ def command_reference() -> str:
 
 def _option_row(names: str, meaning: str) -> str:
     return f"| `{names}` | {meaning.replace('|', '&#124;').replace('*', '&#42;').replace('<', '&lt;')} |"
+
+
+def _source(place: str) -> str:
+    """The source of a function, to be unfolded."""
+    name, function = place.split(":")
+    text = (ROOT / "src" / "ecc" / name).read_text(encoding="utf-8")
+    (node,) = (one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef) and one.name == function)
+    lines = (ast.get_source_segment(text, node) or "").splitlines()
+    code = "\n".join(f"    {line}" if line else "" for line in ["```python", *lines, "```"])
+    return f'??? quote "`{function}` in `src/ecc/{name}`"\n\n{code}'
