@@ -368,3 +368,28 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+class _SizesOfTheInput(nn.Module):
+    """Takes the number of the channels of one layer from those of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, padding=1)
+        self.reduce = nn.Conv2d(12, 12, 2, stride=2)
+        self.head = nn.Linear(12, 5)
+        self.after = nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        batch, channels = x.shape[:2]
+        tokens = self.reduce(x).reshape(batch, channels, -1).transpose(1, 2)
+        return self.head(tokens).mean(1), self.after(x)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_number_of_channels_that_is_taken_from_other_channels_unites_both(verify: bool) -> None:
+    graph = trace_channels(_SizesOfTheInput(), torch.randn(1, 3, 8, 8), verify=verify)
+    assert [(group.name, group.width) for group in graph.prunable] == [("stem", 12)]
+    produced = {one.tensor for one in graph["stem"].slices if Role.PRODUCER in one.roles}
+    assert produced == {"stem.weight", "stem.bias", "reduce.weight", "reduce.bias"}

@@ -34,6 +34,8 @@ Labels = Tensor | None
 
 Indices = tuple[tuple[str, int], Tensor]
 """((tensor, axis), indices along it)."""
+Place = tuple[tuple[str, int], int]
+"""((tensor, axis), index along it)."""
 
 
 class Role(str, Enum):
@@ -75,7 +77,15 @@ class Scale:
 class Misaligned(Exception):
     """A pruned network does not run, or its channels do not line up as in the dense network."""
 
-    def __init__(self, labels: Tensor, why: str, *, line: str | None = None, path: str = "") -> None:
+    def __init__(
+        self,
+        labels: Tensor,
+        why: str,
+        *,
+        line: str | None = None,
+        path: str = "",
+        confused: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         super().__init__(why)
         self.labels = labels
         """The affected channels, as far as they are known."""
@@ -83,6 +93,8 @@ class Misaligned(Exception):
         """The operator and line of code that could not run, if any."""
         self.path = path
         """The module that was running."""
+        self.confused = confused
+        """Channels whose number the code takes from other channels, and those, as labels of the dense network."""
 
 
 @dataclass
@@ -190,6 +202,24 @@ class ChannelLabels:
             if key in self.axes:
                 self.freeze(self._vectors[key][index], why)
 
+    def places(self, labels: Tensor) -> list[Place | None]:
+        """Labels as places on axes, which are the same in another trace of the same network; None if frozen."""
+        keys = list(self.axes)
+        starts = torch.tensor([self.axes[key].start for key in keys])
+        number = torch.searchsorted(starts, labels, right=True) - 1
+        pairs = zip(labels.tolist(), number.tolist(), strict=True)
+        return [None if n < 0 else (keys[n], label - self.axes[keys[n]].start) for label, n in pairs]
+
+    def unite_places(self, left: list[Place | None], right: list[Place | None], why: str) -> None:
+        """Prune places from `places` together, if this trace knows their axes."""
+        many = [[FROZEN if place is None else self._label(place) for place in side] for side in (left, right)]
+        if None not in many[0] and None not in many[1]:
+            self.unite(torch.tensor(many[0]), torch.tensor(many[1]), why)
+
+    def _label(self, place: Place) -> int | None:
+        key, index = place
+        return self.axes[key].start + index if key in self.axes else None
+
     def unions(self) -> tuple[Tensor, Tensor, Tensor]:
         """All unions of two channels: labels, labels, and the position in `pairs` that they come from."""
         left, right, entry = self._flat()
@@ -248,6 +278,10 @@ class PrunedLabels(ChannelLabels):
         if labels.numel() != size:
             raise Misaligned(labels, f"axis {axis} of {tensor} has {size} entries, not {labels.numel()}")
         return labels
+
+    def keeps(self, dense: Tensor) -> int | None:
+        """How many of these channels of the dense network are kept; None if some are not prunable."""
+        return None if bool(self._frozen_mask[dense].any()) else int(self.alive[dense].sum())
 
     def constant(self, name: str, size: int, why: str) -> Tensor:
         """Labels of the positions that a constant kept."""

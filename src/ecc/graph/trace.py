@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from ecc.graph.forward_pass import (
 )
 from ecc.graph.grouping import ChannelPartition, build_graph, build_layers
 from ecc.graph.hooks import without_observer_hooks
-from ecc.graph.labels import ChannelLabels, Indices, Misaligned, PrunedLabels
+from ecc.graph.labels import ChannelLabels, Indices, Misaligned, Place, PrunedLabels
 from ecc.graph.model_copy import named_tensors
 from ecc.graph.ops.registry import is_moving
 from ecc.graph.slimming import with_widths
@@ -115,6 +116,9 @@ class _Search:
     stops: dict[str, str] = field(default_factory=dict)
     frozen: list[tuple[list[Indices], str]] = field(default_factory=list)
     """Channels frozen because the pruned network did not line up, and why."""
+    united: dict[tuple[str, str], tuple[list[Place | None], list[Place | None]] | None] = field(default_factory=dict)
+    """By line of code and module: channels that are pruned together, since the code takes the number of the first from
+    the second. None if that was tried in vain."""
     trains: bool = True
     rejected: set[str] = field(default_factory=set)
     """Lines that split channels in a way that attention rejected."""
@@ -149,6 +153,8 @@ class _Search:
             if failure is None:
                 layers = build_layers(partition, passes[0].records)
                 return replace(outline, layers=layers, notes=self._notes(outline, passes))
+            if self._unite(failure, channel_labels):
+                continue
             if self._resolve(failure, partition, passes):
                 channel_labels, passes = self._dense()
             else:
@@ -174,6 +180,9 @@ class _Search:
             break
         else:
             self.trains = False
+        for (line, _), places in self.united.items():
+            if places is not None:
+                channel_labels.unite_places(*places, _in_words(line))
         for indices, why in self.frozen:
             channel_labels.freeze_indices(indices, why)
         channel_labels.freeze_unscalable()
@@ -291,6 +300,13 @@ class _Search:
                 if line in self.no_heads and other in self.rejected:
                     self.no_heads.setdefault(other, self.no_heads[line])
 
+    def _same_line(self, line: str, passes: list[Tracer]) -> set[str]:
+        """This line and, if all interpretations of it failed, the same line in other modules where all failed."""
+        options = {guess: count for p in passes for guess, count, _ in p.guesses}
+        failed = {guess for guess, count in options.items() if self.choices.get(guess, 0) == count - 1}
+        code = line.partition(" in ")[0]
+        return {line, *(other for other in failed if line in failed and other.partition(" in ")[0] == code)}
+
     def _first_failure(
         self, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer]
     ) -> Misaligned | None:
@@ -321,14 +337,13 @@ class _Search:
         rng = np.random.default_rng(0)  # the same order of units for every part
         alive = np.ones(partition.count, dtype=bool)
         widths: dict[str, int] = {}
+        taken: dict[int, set[int]] = defaultdict(set)
         for group, units in zip(graph.groups, partition.groups, strict=True):
             if group.frozen is None and group.width > 2:
                 order = rng.permutation(units)
-                bounds = [
-                    0,
-                    *np.sort(np.rint(group.width * rng.uniform((0.25, 0.6), (0.4, 0.75)))).astype(int),
-                    group.width,
-                ]
+                first, second = np.sort(np.rint(group.width * rng.uniform((0.25, 0.6), (0.4, 0.75)))).astype(int)
+                first = _unlike(first, group.width, taken[group.width], odd=odd)
+                bounds = [0, first, max(first, second), group.width]
                 if part == _SMALLEST:
                     gone = order[: group.width - 2]
                 else:
@@ -375,6 +390,19 @@ class _Search:
     def _small(self, graph: ChannelGraph, widths: dict[str, int]) -> ModelCopy:
         return ModelCopy.wrap(with_widths(self.model, graph, widths, device="meta" if self.on_meta else None))
 
+    def _unite(self, failure: Misaligned, channel_labels: ChannelLabels) -> bool:
+        """Prune channels together if code takes the number of some from others; False if that was tried in vain."""
+        if failure.confused is None or failure.line is None:
+            return False
+        key = (failure.line, failure.path)
+        if key in self.united:
+            self.united[key] = None
+            return False
+        mine, theirs = (channel_labels.places(labels) for labels in failure.confused)
+        self.united[key] = (mine, theirs)
+        channel_labels.unite_places(mine, theirs, _in_words(failure.line))
+        return True
+
     def _keep_attributes(self, path: str, partition: ChannelPartition) -> bool:
         """Let no attribute of a module follow the number of channels; False if none does."""
         first = self._first_equal.get(path, path)
@@ -392,7 +420,7 @@ class _Search:
         if self._keep_attributes(failure.path, partition) or self._try_another(affected, passes, partition, failure):
             return True
         if failure.line is not None and is_moving(failure.line) and failure.line not in self.stops:
-            self.stops[failure.line] = str(failure)
+            self.stops |= dict.fromkeys(self._same_line(failure.line, passes), str(failure))
             return True
         if not len(affected):
             affected = _prunable_units_near(failure.path, partition)
@@ -401,6 +429,26 @@ class _Search:
         labels = torch.from_numpy(np.flatnonzero(np.isin(partition.unit, affected)))
         self.frozen.append((partition.channel_labels.indices(labels), str(failure)))
         return False
+
+
+def _unlike(count: int, width: int, taken: set[int], *, odd: bool) -> int:
+    """A number of units near `count` to remove, so that no other group of the same width keeps as many, if possible.
+
+    Otherwise, code that takes the number of some channels from others would run by chance.
+    """
+    for step in sorted(range(-(width // 8), width // 8 + 1), key=abs):
+        removed = count + step
+        kept = width - removed + (odd and (width - removed) % 2 == 0)
+        if 1 < removed < width - 1 and kept not in taken:
+            taken.add(kept)
+            return removed
+    return count
+
+
+def _in_words(line: str) -> str:
+    """A key of `Tracer.key` for messages."""
+    name, _, place = line.partition("@")
+    return f"`{name}` ({place})"
 
 
 def _prunable_units_near(path: str, partition: ChannelPartition) -> np.ndarray:

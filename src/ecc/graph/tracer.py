@@ -328,7 +328,7 @@ class Tracer(TorchDispatchMode):
         if counted:
             self.sequence.append((func, [out.shape for out in call.outs], own))
             self.check_order(call)
-            self.check_sizes(call)
+            self.check_sizes(call, rule)
         started = len(self.records)
         self._label(call, rule)
         if counted:
@@ -518,7 +518,8 @@ class Tracer(TorchDispatchMode):
         states = [getattr(t, "_ecc_state", None) for t in call.tensors]
         flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
-        return Misaligned(entering, why.rstrip("."), line=self.key(call))
+        confused = self._confused(call, len(self.sequence))
+        return Misaligned(entering, why.rstrip("."), line=self.key(call), confused=confused)
 
     # --- comparison with the dense network -----------------------------------------------------------
 
@@ -573,15 +574,51 @@ class Tracer(TorchDispatchMode):
                 why = f"the code runs other operators at another width (first {call.here}{self._at()})"
                 raise self.stopped(call, RuntimeError(call.name), why)
 
-    def check_sizes(self, call: Call) -> None:
-        """Check that the axes of a result have as many channels as were kept, in a pruned network without labels."""
-        if self.dense is None or self.alive is None:
+    def check_sizes(self, call: Call, rule: registry.Rule) -> None:
+        """Check that the axes of a result have as many channels as were kept.
+
+        In a pruned network with labels, only a reshape can have other sizes without failing.
+        """
+        alive = self._kept
+        if self.dense is None or alive is None or not (self.alive is not None or rule is registry.RESHAPE):
             return
         for out, labels in zip(call.outs, self.dense.results[len(self.sequence) - 1], strict=False):
             for axis in varying_axes(labels) if isinstance(labels, Tensor) and labels.dim() == out.dim() else ():
                 vector = channel_vector(labels, axis, labels.shape[axis])
-                if out.shape[axis] != int(self.alive[vector].sum()):
-                    raise self.stopped(call, ValueError(f"{out.shape[axis]} channels on axis {axis}"))
+                if out.shape[axis] != int(alive[vector].sum()):
+                    stop = self.stopped(call, ValueError(f"{out.shape[axis]} channels on axis {axis}"))
+                    stop.confused = self._confused(call, len(self.sequence) - 1)
+                    raise stop
+
+    @property
+    def _kept(self) -> Tensor | None:
+        """In a pruned network: by label of the dense network, whether it is kept."""
+        return self.channel_labels.alive if isinstance(self.channel_labels, PrunedLabels) else self.alive
+
+    def _confused(self, call: Call, position: int) -> tuple[Tensor, Tensor] | None:
+        """Channels that a reshape has another number of after pruning, and the latest channels with that number.
+
+        An example is `b, n, c = x.shape; layer(x).reshape(b, n, c)`, where the outputs of `layer` are pruned apart from
+        `x`. Both are labels of the dense network, whose operator is at `position`.
+        """
+        known, dense = self.channel_labels, self.dense
+        if dense is None or not isinstance(known, PrunedLabels) or call.name not in ("view", "reshape", "_unsafe_view"):
+            return None
+        func = dense.sequence[position][0] if position < len(dense.results) else None
+        sizes = call.args[1] if len(call.args) > 1 else ()
+        labels = dense.results[position][0] if func == call.func else None
+        if not isinstance(labels, Tensor) or len(sizes) != labels.dim():
+            return None
+        for axis in varying_axes(labels):
+            mine, size = channel_vector(labels, axis, labels.shape[axis]), sizes[axis]
+            if size in (-1, int(known.alive[mine].sum())):
+                continue
+            for earlier in (one for many in reversed(dense.results[:position]) for one in reversed(many)):
+                for other in varying_axes(earlier) if isinstance(earlier, Tensor) else ():
+                    theirs = channel_vector(earlier, other, earlier.shape[other])
+                    if len(theirs) == len(mine) and known.keeps(theirs) == size:
+                        return mine, theirs
+        return None
 
     # --- location --------------------------------------------------------------------------------
 

@@ -150,7 +150,9 @@ def save_pruned(
         dense = model.config
         try:
             model.config = dense if plain is None else plain
-            model.save_pretrained(folder, max_shard_size="1TB", state_dict=_tensors_to_save(model))
+            # With the names of the modules. transformers would write the names of an older version for some models.
+            options = {"max_shard_size": "1TB", "save_original_format": False}
+            model.save_pretrained(folder, state_dict=_tensors_to_save(model), **options)
         finally:
             model.config = dense
         if isinstance(tokenizer, str | Path):
