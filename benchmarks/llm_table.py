@@ -1,19 +1,68 @@
-"""The section of RESULTS.md about language models, from results/llm.json."""
+"""The section of RESULTS.md about language models, from results/llm.json, or from the printed output of a run."""
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import Any
 
 from result_tables import RESULTS, load, origin, table
 
 FILE = "llm.json"
+LOG = "llm_h200.log"
+CELL = re.compile(r"^ *\d+ s (\w+) (\w+) ([\d.]+) (\d+) (\{.*\})$")
 TRAINING_FREE_GOAL, HEALED_GOAL = 24.0, 21.0  # perplexity at 80 % of the decode energy
 BAND = (0.98, 1.0)
 
 
 def llm_section() -> str:
     """The section; empty if it has not been measured."""
-    return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
+    if (RESULTS / FILE).exists():
+        return section_of(load(FILE), origin(FILE))
+    return section_of_log((RESULTS / LOG).read_text(encoding="utf-8")) if (RESULTS / LOG).exists() else ""
+
+
+def section_of_log(text: str) -> str:
+    """Text and table of what a run printed, for a run whose record was lost."""
+    lines = text.splitlines()
+    notes = " ".join(
+        line.removeprefix("# ") + "." * (not line.endswith(".")) for line in lines[1:] if line.startswith("#")
+    )
+    dense = next(line.split()[-1] for line in lines if "dense perplexity" in line)
+    costs = {
+        name: found[1] for name in ("decode", "prefill") if (found := re.search(rf"{name} ([\d.]+) mJ/token", text))
+    }
+    cells = [(match[1], float(match[3]), ast.literal_eval(match[5])) for line in lines if (match := CELL.match(line))]
+    rows = [
+        [
+            f"{share:.0%}",
+            name,
+            f"{one['of_budget']:.1%}",
+            f"{one['perplexity']:.2f}",
+            f"{one['healed_perplexity']:.2f}",
+            f"{one['prefill_of_dense']:.1%}",
+        ]
+        for name, share, one in sorted(cells, key=lambda cell: float(cell[2]["perplexity"]))
+    ]
+    ours = next(one for name, _, one in cells if name == "one_shot")
+    goals = [
+        f"{name} {value:.2f}, goal {goal:g}: {'met' if value <= goal else 'missed'}"
+        for name, value, goal in (
+            ("without training", ours["perplexity"], TRAINING_FREE_GOAL),
+            ("healed", ours["healed_perplexity"], HEALED_GOAL),
+        )
+    ]
+    parts = [
+        "## Language models",
+        f"SmolLM2-135M in bfloat16, calibrated and healed on WikiText-2 valid, perplexity on WikiText-2 test: {dense} for the dense "
+        f"model.\nMeasured: {costs['decode']} mJ per token for decode (64 sequences, 1,024 tokens in the cache) and "
+        f"{costs['prefill']} mJ for prefill. Perplexity of\nECC (`one_shot`): {'; '.join(goals)}. One seed. Healing trains on text "
+        "of the same kind as the test text, so healed\nmodels are better than the dense model, which was not trained on it. "
+        "Budgets on the decode energy:",
+        table(["budget", "method", "of budget", "perplexity", "healed", "prefill, of dense"], rows),
+        f"`results/{LOG}`: {notes} `{lines[0].removeprefix('# ')}`\n\n",
+    ]
+    return "\n\n".join(parts)
 
 
 def section_of(found: dict[str, Any], source: str) -> str:

@@ -38,6 +38,7 @@ def trained(options: Any, seed: int) -> Task:
 
 def compress(task: Task, folder: Path, options: Any, seed: int, **budget: Any) -> ecc.CompressResult:
     """One run."""
+    assert task.loss is not None
     return ecc.compress(
         task.model,
         task.epoch_batches,

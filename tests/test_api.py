@@ -254,6 +254,9 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
         compress(model, loader(), "macs=50%")
     with pytest.raises(BadTask, match=message):
         ecc.inspect(model, torch.zeros(1, 3, 8, 8))
+    if isinstance(model, nn.Module):
+        with pytest.raises(BadTask, match=message):
+            ecc.trace_channels(model, torch.zeros(1, 3, 8, 8))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
 import ecc
+from ecc.cli.app import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
@@ -77,6 +80,32 @@ def test_equations_are_drawn_by_the_browser(site: Path) -> None:
 
 @pytest.mark.slow
 def test_the_reference_has_every_public_name(site: Path) -> None:
-    text = (site / "api.html").read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in site.glob("api*.html"))
     headings = set(re.findall(r'class="doc doc-object-name doc-\w+-name">([\w.]+)<', text))
     assert {name for name in ecc.__all__ if name not in headings} == set()
+
+
+@pytest.mark.slow
+def test_the_reference_of_the_command_line_has_every_option(site: Path) -> None:
+    text = (site / "cli.html").read_text(encoding="utf-8")
+    assert "<!-- commands -->" not in text
+    for name, verb in VERBS.items():
+        assert f'id="ecc-{name}"' in text
+        command = getattr(import_module(f"ecc.cli.{verb.module}"), name)
+        options = [param.opts[-1] for param in command.params if isinstance(param, click.Option)]
+        assert [option for option in options if option not in text] == []
+
+
+@pytest.mark.slow
+def test_pages_have_pictures(site: Path) -> None:
+    for page in ("index", "gallery", "prunable"):
+        assert "<img" in (site / f"{page}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_equations_stand_beside_their_code(site: Path) -> None:
+    text = (site / "how-it-works.html").read_text(encoding="utf-8")
+    assert "<!-- code" not in text
+    for name in ("proximal_keep", "step_widths", "update_width_dual", "update_energy_dual"):
+        assert re.search(rf"<summary><code>{name}</code> in", text)
+        assert re.search(rf'<span class="nf">{name}</span>', text)

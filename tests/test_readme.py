@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-WITHOUT_STEPS = ("api", "baselines", "data", "faq", "how-it-works", "licences")
+REFERENCE = tuple(sorted(path.stem for path in (ROOT / "docs").glob("api*.md")))
+WITHOUT_STEPS = (
+    *REFERENCE, "baselines", "cli", "data", "faq", "gallery", "how-it-works", "licences", "troubleshooting",
+)  # fmt: skip
 """Pages of docs/ without anything to execute here."""
 SAME_AS_README = "docs/index.md"
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -104,16 +107,41 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     if name in (
         "docs/own-model.md",
         "docs/hugging-face.md",
+        "docs/ultralytics.md",
     ):  # runs trainers of other libraries, which warn about this machine
         found += [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Future", "Deprecation")]
     return found
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in PAGES])
-def test_every_step_of_a_page_works(name: str, folder: Path, run_ecc: Callable[[list[str]], int]) -> None:
+def test_every_step_of_a_page_works(
+    name: str, folder: Path, run_ecc: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "docs/hugging-face.md":
         pytest.importorskip("transformers", minversion="5", reason="tasks hf: need transformers 5")
+    if name == "docs/ultralytics.md":
+        pytest.importorskip("ultralytics", reason="ultralytics is not installed")
     assert run(ROOT / name, folder, run_ecc, make_targets()) > 0
+    if name == "README.md":
+        check_shown_output(capsys.readouterr().out)
+
+
+def check_shown_output(printed: str) -> None:
+    """The output in the README is that of its code; numbers that depend on training may differ in their digits."""
+    blocks = [text for kind, text in FENCE.findall((ROOT / "README.md").read_text("utf-8")) if kind == "text"]
+    (shown,) = [text for text in blocks if text.startswith("energy ")]
+    without_digits = re.compile(r"\d[\d.]*")
+    assert without_digits.sub("0", shown) in without_digits.sub("0", printed)
+    dense = shown.partition(" -> ")[0]  # analytic, and without training: exact
+    assert dense in printed
+    for number, was in zip(numbers(printed, "energy"), numbers(shown, "energy"), strict=True):
+        assert number == pytest.approx(was, rel=0.03)
+
+
+def numbers(text: str, name: str) -> list[float]:
+    """The numbers of the first line that starts with a name."""
+    line = next(line for line in text.splitlines() if line.startswith(name))
+    return [float(one) for one in re.findall(r"\d+(?:\.\d+)?", line)]
 
 
 def test_pages_without_steps_have_none() -> None:

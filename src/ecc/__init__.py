@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ecc.methods import Compression, CompressSettings, EccSolver
     from ecc.task import Task
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "api": ("CompressResult", "compress", "inspect"),

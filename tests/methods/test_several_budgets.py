@@ -15,10 +15,10 @@ from ecc.budget import parse_several_budgets
 from ecc.errors import BadBudget, BadFile, EccError, InfeasibleBudget
 from ecc.methods import CompressSettings
 from ecc.methods import compression as compression_module
-from ecc.methods.several_budgets import FRONT_FILE, stage_settings
+from ecc.methods.several_budgets import stage_settings
 from ecc.options import settings_from
 from ecc.records import read_record
-from ecc.run_records import Front
+from ecc.run_records import FRONT_FILE, Front
 from ecc.task import Task
 from ecc.training import Interrupted
 from methods import jobs

@@ -167,9 +167,9 @@ def compress(
     results = {output: summary} if result is None else {one.folder: one.summary for one in result.front or (result,)}
     for one in () if result is None else result.front or (result,):
         _save_language_model(one.folder, task, one)
-    for place in results:
-        remember_task(place, task, data)
-    reports = [describe_report(place) for place in (*results, *([output] if several else []))]
+    for folder in results:
+        remember_task(folder, task, data)
+    reports = [describe_report(folder) for folder in (*results, *([output] if several else []))]
     front = read_record(output / FRONT_FILE, Front) if several else None
     if as_json:
         print_json(front or summary)
@@ -179,7 +179,7 @@ def compress(
     _check_met(results.values())
 
 
-def _parse_budgets(budgets: Sequence[str], several: str | None, unstructured: bool) -> list[Budget]:
+def _parse_budgets(budgets: Sequence[str], several: str | None, unstructured: bool) -> Sequence[Budget]:
     if not budgets and not several:
         raise click.UsageError("--budget is missing, such as --budget 50%.")
     if several and (budgets or unstructured):

@@ -22,6 +22,7 @@ from ecc.graph.model_copy import named_tensors, rebuild
 from ecc.graph.multihead import use_head_attention_
 from ecc.graph.size_attributes import SizeReader, track_sizes
 from ecc.graph.tracer import Tracer
+from ecc.task import check_model
 from ecc.torch_utils import outputs_in, tensors_in
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -136,6 +137,7 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
     """Check what cannot be traced before any work is done.
 
     Raises:
+        BadTask: For an object that only wraps a network, such as `ultralytics.YOLO`.
         UntraceableModel: For compiled, scripted, lazy or quantized networks, computed weights, NaN weights, and inputs
             without a tensor.
     """
@@ -143,6 +145,7 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
         raise UntraceableModel("the network is a TorchScript module. Trace the nn.Module that it was made from.")
     if not isinstance(model, nn.Module):
         raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
+    check_model(model)
     if hasattr(model, "_orig_mod"):
         raise UntraceableModel(
             "the network is compiled. Trace the network that you passed to torch.compile, and compile afterwards."

@@ -87,19 +87,15 @@ def parse_tracker(spec: str) -> tuple[str, str]:
 
 
 def _open_wandb(project: str) -> Logger:
-    import wandb
-
     from .wandb import WandbLogger
 
-    return WandbLogger(wandb.init(project=project))
+    return WandbLogger(import_module("wandb").init(project=project))
 
 
 def _open_mlflow(uri: str) -> Logger:
-    import mlflow
-
     from .mlflow import MlflowLogger
 
-    client = mlflow.MlflowClient(tracking_uri=uri or None)
+    client = import_module("mlflow").MlflowClient(tracking_uri=uri or None)
     found = client.get_experiment_by_name(MLFLOW_EXPERIMENT)
     experiment = client.create_experiment(MLFLOW_EXPERIMENT) if found is None else found.experiment_id
     return MlflowLogger(client, client.create_run(experiment).info.run_id)

@@ -39,7 +39,7 @@ class Refit:
     """Whether layers are refit to the residual stream rather than to their own outputs."""
     is_relative: bool = True
     """Whether errors count relative to the norm of the stream, which the next block divides it by. In language models a
-    few tokens have streams whose norm is hundreds of times that of the others, and would determine the weights."""
+    few tokens have streams with a much larger norm than the others, and would determine the weights."""
 
 
 REFITS = (

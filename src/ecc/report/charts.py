@@ -155,7 +155,7 @@ def widths(report: Report) -> Figure | None:
 
 def _kept_text(row: GroupWidth) -> str:
     if not row.kept:
-        return f"removed ({row.full:,})"
+        return "removed"
     return f"{row.kept:,} of {row.full:,}" + (f" \N{MULTIPLICATION SIGN} {row.channels:,}" if row.channels > 1 else "")
 
 
@@ -458,7 +458,10 @@ def predictions(report: Report) -> Figure | None:
     ends = [min(values), max(values)]
     labels = sorted({check.label for run in report.runs for check in run.curves.checks})
     label = ", ".join(labels) or (model.label if model else "")
-    more: Row = log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
+    near = [0.95 * ends[0], 1.05 * ends[1]] if ends[1] < 1.001 * ends[0] else None  # else the axis shows rounding
+    more: Row = (
+        log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False, domain=near or alt.Undefined)}
+    )
     x, y = x_axis("measured", f"{label} {title}", **more), y_axis("predicted", f"predicted {title}", **more)
     tips = tooltips(
         ("measured", f"{label}, {unit}", ".4~g"),
