@@ -110,7 +110,8 @@ def test_the_measured_cost_meets_the_budget_and_every_number_is_labelled(digits:
     assert summary.measured["latency"] == DenseAndResult(dense=dense.seconds, result=found.seconds)
     checks = [line for line in history_of(digits.folder) if line["phase"] == "cost_check"]
     assert {row.label, summary.label, *(line["label"] for line in checks)} == {"estimated"}
-    assert len([line for line in digits.messages if "J (estimated), " in line]) == len(checks) == summary.cost_checks
+    assert len([line for line in digits.messages if "J (estimated), " in line]) == len(checks)  # one after each step
+    assert len(checks) <= summary.cost_checks  # of which several may be after one step
     assert checks[-1]["widths"] == digits.result.widths
 
 

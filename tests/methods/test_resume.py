@@ -88,7 +88,7 @@ def test_two_processes_make_the_same_decisions_at_every_step(folder: Path) -> No
         for name, tensor in values.items():
             assert torch.equal(tensor, second["steps"][step][name]), (step, name)
     assert len({tuple(values["widths"].tolist()) for values in first["steps"].values()}) > 4
-    assert len({tuple(values["targets"].tolist()) for values in first["steps"].values()}) > 2  # they were corrected
+    assert len({tuple(values["targets"].tolist()) for values in first["steps"].values()}) > 1  # they were corrected
     assert (first["label"], second["label"]) == ("estimated", "estimated")
     assert all(torch.equal(first["slim"][name], second["slim"][name]) for name in first["slim"])
 

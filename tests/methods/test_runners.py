@@ -21,7 +21,7 @@ from ecc.zoo.registry import find_task
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("runner", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.thorough)])
 def test_a_latency_budget_is_met_on_the_cpu(runner: str, tmp_path: Path) -> None:
     pytest.importorskip(runner)
     task = find_task("digits")
@@ -59,7 +59,7 @@ def test_a_latency_budget_is_met_on_the_cpu(runner: str, tmp_path: Path) -> None
 def small_models(tmp_path: Path) -> tuple[Profile, EnergyModel]:
     task = find_task("digits")
     graph = trace_channels(task.model, task.example_input, verify=False)
-    quick = replace(PROFILE_SETTINGS, window_seconds=0.002, probe_seconds=0.02, warmup_seconds=0.0, warmup_runs=1)
+    quick = replace(PROFILE_SETTINGS, window_seconds=0.002, probe_seconds=0.2, warmup_seconds=0.0, warmup_runs=1)
     made = profile(task.model, graph, task.example_input, CpuTimeMeter(), tmp_path / "p", samples=22, settings=quick)
     return made, fit(made, "bilinear", resource="latency", allow_drift=True)
 
