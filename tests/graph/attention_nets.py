@@ -347,7 +347,6 @@ PRUNABLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
 """Name -> (module, number of prunable heads or key heads)."""
 
 FROZEN: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "sizes from the input": (SizesFromInput, "hard-coded channel count"),
     "literal heads": (LiteralHeads, "hard-coded channel count"),
     "constant slopes": (Slopes, "not prunable"),
     "heads of a config": (HeadsOfConfig, "hard-coded channel count"),

@@ -12,7 +12,7 @@ from ecc.export import load_slim, save_slim
 from ecc.graph import ChannelGraph, mask_channels_, slim, trace_channels, with_widths
 from ecc.graph.trace import first_equal_modules
 
-from .attention_nets import FROZEN, PRUNABLE, Block, Fused, Grouped, LiteralHeads, Sdpa
+from .attention_nets import FROZEN, PRUNABLE, Block, Fused, Grouped, LiteralHeads, Sdpa, SizesFromInput
 
 
 def example(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -59,6 +59,15 @@ def test_heads_are_prunable_and_exact(name: str) -> None:
 def test_the_trace_alone_finds_the_same_graph(name: str) -> None:
     build, _ = PRUNABLE[name]
     assert traced(build())[1].fingerprint == traced(build(), verify=False)[1].fingerprint
+
+
+def test_heads_whose_width_comes_from_the_input_are_pruned_with_its_channels() -> None:
+    for verify in (True, False):
+        net, graph = traced(SizesFromInput(), verify=verify)
+        both = [g for g in graph.prunable if any(one.tensor.startswith("attention") for one in g.slices)]
+        assert both, [(group.name, group.width, group.frozen) for group in graph.groups]
+        assert all(any(not one.tensor.startswith("attention") for one in group.slices) for group in both)
+        assert difference_after_a_cut(net, graph, 0) < 1e-9
 
 
 @pytest.mark.parametrize("name", FROZEN)
