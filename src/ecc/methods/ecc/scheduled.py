@@ -372,10 +372,11 @@ class WidthPlanner:
         parts = zip(live, least, self._remainders.tolist(), strict=True)
         allowed = [allowed_widths(width, smallest, self._multiple, rest) for width, smallest, rest in parts]
         lost = []
-        for one, width in zip(np.split(ascending, np.cumsum(self._ranking.full_widths)[:-1]), live, strict=True):
+        full = self._ranking.full_widths
+        for one, width, dense in zip(np.split(ascending, np.cumsum(full)[:-1]), live, full, strict=True):
             removed = np.concatenate([[0.0], one[:width].cumsum()])
             remaining = np.arange(width, -1, -1).clip(min=1)
-            lost.append(removed * (width / remaining) if self._per_remaining_share else removed)
+            lost.append(removed * (dense / remaining) if self._per_remaining_share else removed)
         budgets = [end * dense for end, dense in zip(ends, self._constraints.dense, strict=True)]
         forms = [cost.form(budget) for cost, budget in zip(self._constraints.costs, budgets, strict=True)]
         of_branches = []
