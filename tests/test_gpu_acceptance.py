@@ -175,6 +175,16 @@ def test_mixed_precision_runs_on_the_cpu(benchmarks: None, tmp_path: Path) -> No
     assert found.numbers["share_of_macs"] <= 0.5
 
 
+def test_the_python_of_the_readme_is_moved_to_a_device(acceptance: ModuleType) -> None:
+    from gpu_checks.loops import readme_on
+
+    net, script = readme_on("cuda:1")
+    compile(net, "net.py", "exec")
+    compile(script, "readme.py", "exec")
+    assert (net.count("Net().to('cuda:1')"), net.count("images.to('cuda:1')")) == (1, 1)
+    assert script.count("Net().to('cuda:1')") == 1
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["own_loop", "resume", "command_line", "two_processes"])
 def test_a_check_passes_on_the_cpu_in_its_short_form(name: str, tmp_path: Path) -> None:

@@ -65,13 +65,11 @@ def readme_on(device: str) -> tuple[str, str]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     net, script = blocks[0], "\n".join(blocks[1:])
-    data = "TensorDataset(images, labels)"
-    if not net.startswith("# net.py") or net.count(data) != 1 or script.count("Net()") < 2:
-        raise CommandFailed("README.md has no block `# net.py` with its data set, or does not build `Net()`.")
-    net = net.replace(data, f"{data.replace('images', 'images.to(DEVICE)').replace('labels', 'labels.to(DEVICE)')}")
-    net = net.replace("# net.py\n", f"# net.py\nDEVICE = {device!r}\n").replace(
-        "model.eval()(images).argmax(1) == labels", "model.eval()(images.to(DEVICE)).argmax(1) == labels.to(DEVICE)"
-    )
+    data = re.search(r"^images, labels = .*\n", net, re.MULTILINE)
+    if not net.startswith("# net.py") or data is None or "\nnet = Net()" not in net or "model = Net()" not in script:
+        raise CommandFailed("README.md has no block `# net.py` with `images, labels = ` and `net = Net()`.")
+    moved = f"{data[0]}images, labels = images.to({device!r}), labels.to({device!r})\n"
+    net = net.replace(data[0], moved).replace("\nnet = Net()", f"\nnet = Net().to({device!r})")
     script = re.sub(r"(?<!load_slim\()\bNet\(\)", f"Net().to({device!r})", script)
     return net, script
 

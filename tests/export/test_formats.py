@@ -135,6 +135,7 @@ def test_networks_that_torch_cannot_export_are_refused_in_one_line(
     assert not (tmp_path / "net.pt2").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow  # the first ONNX export of a process takes seconds
 def test_unsupported_and_half_precision_in_onnx(tmp_path: Path) -> None:
     need("onnx")

@@ -230,6 +230,7 @@ def test_a_runtime_computes_what_the_network_computes(runner: str, precision: st
     assert error < (1e-4 if precision == "fp32" else 0.2)
 
 
+@pytest.mark.thorough
 def test_named_nodes_stay_in_float() -> None:
     onnx = pytest.importorskip("onnx")
     image = torch.randn(2, 3, 8, 8)
@@ -276,6 +277,7 @@ class Powers(nn.Module):
         return y
 
 
+@pytest.mark.thorough
 def test_a_network_that_does_not_fit_the_file_of_another_is_exported() -> None:
     x = torch.randn(2, 4)
     for width in (6, 5, 4):

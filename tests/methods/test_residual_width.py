@@ -100,6 +100,7 @@ def test_the_residual_width_can_be_kept(tmp_path: Path) -> None:
     assert done.summary.widths["patches"] == 32
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     whole = compress(tmp_path / "whole", checkpoint_steps=1)
     with pytest.raises(Interrupted):
@@ -119,6 +120,7 @@ def test_an_energy_budget_with_profile_and_energy_model(tmp_path: Path) -> None:
     assert done.summary.max_relative_diff < 1e-4
 
 
+@pytest.mark.thorough
 def test_the_onnx_file_has_the_layer_norms(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

@@ -20,8 +20,8 @@ from ecc.methods.cost_evaluator import CostEvaluator, check_meter
 from ecc.zoo.registry import find_task
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # measure/remote/test_ssh.py does the same with onnxruntime on a board
+@pytest.mark.parametrize("runner", ["onnxruntime", "openvino"])
 def test_a_latency_budget_is_met_on_the_cpu(runner: str, tmp_path: Path) -> None:
     pytest.importorskip(runner)
     task = find_task("digits")
