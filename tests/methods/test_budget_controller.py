@@ -84,7 +84,11 @@ def models(name: str = "chain", factor: float = 1.0) -> tuple[EnergyModel, Energ
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "factor"), [(name, *((0.6, 1.25), (0.35, 0.8))[n % 2]) for n, name in enumerate(WIDE)]
+    ("name", "share", "factor"),
+    [
+        pytest.param(name, *((0.6, 1.25), (0.35, 0.8))[n % 2], marks=[pytest.mark.thorough] * (n > 2))
+        for n, name in enumerate(WIDE)
+    ],
 )
 def test_measuring_corrects_a_wrong_model(name: str, share: float, factor: float) -> None:
     true, wrong = models(name, factor)
@@ -247,7 +251,7 @@ def test_a_method_is_repeated_until_the_measured_cost_meets_the_budget(factor: f
     assert [check for check in seen if check is not None] == checks
 
 
-@pytest.mark.parametrize("fixed", [0.02, 0.15, 0.3])
+@pytest.mark.parametrize("fixed", [0.02, *(pytest.param(one, marks=pytest.mark.thorough) for one in (0.15, 0.3))])
 @pytest.mark.parametrize("method", [Uniform, Greedy])
 def test_a_result_far_below_the_budget_is_enlarged_and_can_be_resumed_anywhere(method: Any, fixed: float) -> None:
     """The model takes a part of the cost for fixed that in truth falls with the widths."""
