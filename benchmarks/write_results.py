@@ -300,6 +300,8 @@ sixteen mutants were rewritten for the new code, so the two columns are not exac
 {exports_section()}
 ## Tracing and pruning real networks
 
+Measured with ECC {environment["ecc"]}; the networks have not all been run with a later version.
+
 {exact} of {count} networks are pruned exactly: 40 % of the units of every prunable group are masked in one copy and
 removed in another, and the outputs agree to 1e-4 of the largest output. Torch-Pruning {peer_version} ran in the same
 processes, through its high-level pruner with head counts given. *Differs by nature* means that it pruned through a
