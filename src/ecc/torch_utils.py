@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import chain
@@ -42,6 +43,26 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     with preserve_modes(model):
         model.eval()
         yield
+
+
+def to_device_of(tensor: Tensor, index: Tensor) -> Tensor:
+    """A small tensor of the CPU on the device of another tensor, without synchronization on CUDA."""
+    return index.to(tensor.device, non_blocking=tensor.device.type == "cuda")
+
+
+def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the CPU, with one synchronization per device and type."""
+    found = list(tensors)
+    places: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+    for number, tensor in enumerate(tensors):
+        if tensor.device.type != "cpu":
+            places[tensor.device, tensor.dtype].append(number)
+    for numbers in places.values():
+        flat = torch.cat([found[number].flatten() for number in numbers]).cpu()
+        parts = flat.split([found[number].numel() for number in numbers])
+        for number, part in zip(numbers, parts, strict=True):
+            found[number] = part.view(found[number].shape)
+    return found
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:

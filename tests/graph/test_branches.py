@@ -28,6 +28,7 @@ from ecc.graph import (
 )
 from ecc.graph.numerics import randomize_constants_
 from ecc.graph.removal import RemovedModule
+from ecc.graph.verification import Check
 from graph.branch_nets import NETWORKS, TOKENS, TRAPS, Transformer, built, token_net
 
 CASES = {name: (build, shape, count, blocks) for name, (build, shape, count, blocks) in NETWORKS.items()}
@@ -317,3 +318,29 @@ def test_stochastic_depth_gets_a_zero_with_axes() -> None:
     assert zeros
     assert all(value.sizes is not None for value in zeros)
     assert names_of(verify_graph(DroppedRows(), graph, torch.randn(3, 5, 8))) == ["one", "other"]
+
+
+class PostNorm(nn.Module):
+    """The code between the layers of a branch needs shapes, and its norm is followed by stochastic depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 12), nn.Linear(12, 8), nn.LayerNorm(8)
+        self.drop, self.head = RowDrop(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x).reshape(x.shape[0] * x.shape[1], -1)
+        y = self.down(y.relu()).reshape(x.shape)
+        return self.head(x + self.drop(self.norm(y)))  # type: ignore[no-any-return]
+
+
+def test_a_norm_before_stochastic_depth_returns_a_zero_with_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    compare = Check.__call__
+    monkeypatch.setattr(Check, "__call__", lambda *given: calls.append(1) or compare(*given))
+    graph = trace_channels(PostNorm(), torch.randn(3, 5, 8))
+    assert len(graph.branches) == 1
+    assert len(calls) == 1  # nothing failed in between
+    (norm,) = (part for part in graph.replacements if part.path == "norm")
+    assert norm.values[0].sizes is not None
+    assert all(rule.axis is None for rule in norm.values[0].sizes)  # one zero, which the sum broadcasts

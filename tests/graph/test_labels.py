@@ -12,10 +12,12 @@ from ecc.graph.grouping import ChannelPartition, build_graph, build_layers
 from ecc.graph.labels import (
     FROZEN,
     ChannelLabels,
+    Deferred,
     Misaligned,
     channel_vector,
     collapse,
     compact,
+    first_on,
     frozen_labels,
     unfrozen,
     varying_axes,
@@ -38,6 +40,33 @@ def test_labels_take_memory_only_along_axes_on_which_they_change() -> None:
     assert unfrozen(labels) is labels
     assert unfrozen(frozen_labels(torch.Size([2, 4]))) is None
     assert unfrozen(torch.tensor([FROZEN, 5])) is not None
+
+
+def test_labels_of_an_empty_batch_are_those_of_its_channels() -> None:
+    labels = torch.arange(10, 14).view(1, 4).expand(0, 4)
+    assert first_on(labels, 0).tolist() == [[10, 11, 12, 13]]
+    assert first_on(labels.expand(0, 4), 1).shape == (0, 1)
+    assert channel_vector(labels, 1, 4).tolist() == [10, 11, 12, 13]
+    copied = torch.empty(0, 4, dtype=torch.long)  # nothing is known
+    assert first_on(copied, 0).tolist() == [[FROZEN] * 4]
+    assert channel_vector(copied, 1, 4).tolist() == [FROZEN] * 4
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_large_table_is_bound_on_the_axis_that_has_the_channels(axis: int) -> None:
+    known = ChannelLabels()
+    channels = known.axis("w", 0, 6, PRODUCER)
+    shape = torch.Size([6, 3000] if axis == 0 else [3000, 6])
+    table = Deferred("table", shape, (0, 1))
+    labels = channels.view([6, 1] if axis == 0 else [1, 6]).expand(shape)
+    assert table.bind(known, labels, "`add`")
+    assert [key for key in known.axes if key[0] == "table"] == [("table", axis)]
+    mixed = labels.clone()
+    mixed[tuple(size // 2 + 1 for size in shape)] = channels[0]  # one element that a sample may miss
+    other = ChannelLabels()
+    other.axis("w", 0, 6, PRODUCER)
+    assert not table.bind(other, mixed, "`add`")
+    assert "no single axis matches" in other.frozen[-1][1]
 
 
 def test_an_axis_is_numbered_once_and_collects_roles() -> None:

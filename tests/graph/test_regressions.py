@@ -162,7 +162,12 @@ def moved_in_place(x: Tensor) -> Tensor:
 # --- tests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verified", [False, True], ids=["trace", "verified"])
+verified_or_not = pytest.mark.parametrize(
+    "verified", [pytest.param(False, id="trace"), pytest.param(True, id="verified", marks=pytest.mark.thorough)]
+)
+
+
+@verified_or_not
 @pytest.mark.parametrize("name", EXACT)
 def test_every_choice_of_units_is_exact(name: str, verified: bool) -> None:
     middle, width = EXACT[name]
@@ -189,7 +194,7 @@ PLANS = [
 """Shrunk random networks that are more than one piece of code."""
 
 
-@pytest.mark.parametrize("verified", [False, True], ids=["trace", "verified"])
+@verified_or_not
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_every_choice_of_units_of_a_plan_is_exact(plan: Plan, verified: bool) -> None:
     net = plan.build()

@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ecc.graph import mask_branches_, mask_channels_, max_relative_diff, slim, trace_channels, with_widths
+from ecc.graph import (
+    ChannelGraph,
+    mask_branches_,
+    mask_channels_,
+    max_relative_diff,
+    slim,
+    trace_channels,
+    with_widths,
+)
 from ecc.graph.masked_norm import MaskedNorm
 
 with warnings.catch_warnings():
@@ -34,17 +43,40 @@ NO_RESIDUAL = ("Whisper encoder", "CLIP", "DETR")
 """Models whose residual stream is an output of the network."""
 
 
-def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+@cache
+def traced_once(name: str) -> tuple[nn.Module, dict[str, torch.Tensor], ChannelGraph]:
     torch.manual_seed(0)
     build, make_inputs = MODELS[name]
-    return build().eval(), make_inputs()
+    net, inputs = build().eval(), make_inputs()
+    return net, inputs, trace_channels(net, inputs)
 
 
-@pytest.mark.parametrize("name", MODELS)
+def traced(name: str) -> tuple[nn.Module, dict[str, torch.Tensor], ChannelGraph]:
+    """A model that may be changed, its inputs and its graph."""
+    net, inputs, graph = traced_once(name)
+    return copy.deepcopy(net), inputs, graph
+
+
+SIMILAR = (
+    "Llama, eager",
+    "Qwen2",
+    "Mistral",
+    "Gemma",
+    "Mixtral, eager",
+    "BERT, eager",
+    "RoBERTa",
+    "Whisper encoder",
+    "DeiT",
+)
+"""Models with the layers of another one of the list."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in SIMILAR)) for name in MODELS]
+)
 def test_the_share_of_parameters_and_a_random_cut(name: str) -> None:
     """At least 90 % of the parameters; exact."""
-    net, inputs = built(name)
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced(name)
     frozen = [(g.name, g.frozen) for g in graph.groups]
     assert graph.prunable_share >= 0.9, frozen
     assert any(group.zeroed for group in graph.prunable) == (name not in NO_RESIDUAL), frozen
@@ -61,8 +93,7 @@ def test_the_share_of_parameters_and_a_random_cut(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Llama", "T5", "BERT", "ViT"])
 def test_intermediate_outputs_and_caches_do_not_matter(name: str) -> None:
-    net, inputs = built(name)
-    plain = trace_channels(net, inputs, verify=False)
+    net, inputs, plain = traced(name)
     options = {"output_hidden_states": True, "output_attentions": name != "ViT"}
     if name in ("Llama", "T5"):
         options["use_cache"] = True
@@ -71,8 +102,7 @@ def test_intermediate_outputs_and_caches_do_not_matter(name: str) -> None:
 
 
 def test_generation_with_a_cache_works_after_pruning() -> None:
-    net, inputs = built("Llama")
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced("Llama")
     for group in graph.prunable:
         mask_channels_(net, graph, {group.name: [0]})
     small = slim(net, graph)
@@ -82,8 +112,7 @@ def test_generation_with_a_cache_works_after_pruning() -> None:
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "BERT", "ViT"])
 def test_attention_and_mlp_branches_are_removed_exactly(name: str) -> None:
-    net, inputs = built(name)
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced(name)
     names = [branch.name for branch in graph.branches]
     assert len(names) == 4, graph.kept_branches
     inputs = {key: t.double() if t.is_floating_point() else t for key, t in inputs.items()}
@@ -96,8 +125,7 @@ def test_attention_and_mlp_branches_are_removed_exactly(name: str) -> None:
 @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
 def test_generation_with_a_cache_works_without_branches(name: str) -> None:
     """The cache counts tokens by its first layer, which may be removed."""
-    net, inputs = built(name)
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced(name)
     names = [branch.name for branch in graph.branches]
     options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     for some in (names[:1], names[:2], names[::2], names):
@@ -112,8 +140,7 @@ def test_generation_with_a_cache_works_without_branches(name: str) -> None:
 def test_models_with_layer_norm_are_saved_loaded_and_slimmed_to_multiples(name: str, tmp_path: Path) -> None:
     from ecc.integrations.huggingface import load_pruned, save_pruned
 
-    net, inputs = built(name)
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced(name)
     stream = next(group for group in graph.prunable if group.zeroed)
     assert stream.width == 64
     mask_channels_(net, graph, {stream.name: range(0, 50, 2)})
@@ -129,8 +156,7 @@ def test_models_with_layer_norm_are_saved_loaded_and_slimmed_to_multiples(name: 
 
 
 def test_tied_embeddings_stay_tied() -> None:
-    net, inputs = built("GPT-2")
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced("GPT-2")
     mask_channels_(net, graph, {next(g.name for g in graph.prunable if g.zeroed): range(10)})
     small = slim(net, graph)
     assert small.lm_head.weight is small.transformer.wte.weight
@@ -142,8 +168,7 @@ def test_tied_embeddings_stay_tied() -> None:
 def test_a_vision_transformer_with_equal_layers_is_loaded_by_transformers(tmp_path: Path) -> None:
     from ecc.integrations.huggingface import load_pruned, save_pruned
 
-    net, inputs = built("ViT")
-    graph = trace_channels(net, inputs)
+    net, inputs, graph = traced("ViT")
     hidden = [g for g in graph.prunable if any("fc1" in one.tensor or "intermediate" in one.tensor for one in g.slices)]
     mask_channels_(net, graph, {group.name: range(8) for group in hidden if not group.zeroed})
     small = slim(net, graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -495,3 +496,37 @@ def test_wrong_gradients_of_torch_for_one_item_freeze_nothing() -> None:
     assert [(group.name, group.width) for group in graph.prunable] == [("stem.0", 8)]
     assert graph.max_relative_diff is not None
     assert graph.max_relative_diff < 1e-12
+
+
+def conv_net(depth: int) -> tuple[nn.Module, Tensor]:
+    blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(nn.Conv2d(3, 8, 3), *blocks, nn.Conv2d(8, 4, 3)), torch.randn(2, 3, 8, 8)
+
+
+def norm_net(depth: int) -> tuple[nn.Module, Tensor]:
+    blocks = [nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(nn.Linear(6, 8), *blocks, nn.Linear(8, 4)), torch.randn(2, 5, 6)
+
+
+def counted_synchronizations(build: Callable[[int], tuple[nn.Module, Tensor]], depth: int) -> int:
+    """How often verification of a network on CUDA waits for the device."""
+    net, x = build(depth)
+    net, x = net.cuda(), x.cuda()
+    graph = trace_channels(net, x, verify=False)
+    assert len(graph.prunable) == depth + 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            assert verify_graph(net, graph, x).max_relative_diff is not None
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(one.message) for one in caught)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("build", [conv_net, norm_net])
+def test_a_deeper_network_is_verified_with_as_many_synchronizations(build: Any) -> None:
+    few, many = counted_synchronizations(build, 2), counted_synchronizations(build, 20)
+    assert few > 0
+    assert many <= few + 9  # processes that share a GPU wait for each other in each of them

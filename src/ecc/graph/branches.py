@@ -594,7 +594,8 @@ class _BranchSearch:
         return self._without_needless_shapes(one, found) if shape == "full" else tuple(found)
 
     def _without_needless_shapes(self, one: _Candidate, found: Sequence[Replacement]) -> tuple[Replacement, ...]:
-        """Return the input instead of zeros that only other replaced modules see, and a scalar before the sum."""
+        """Return the input instead of zeros that only other replaced modules see, and one zero before the sum."""
+        trains_other_code = self._trains_other_code(one)
         calls = [call for part in found for call in self._calls[part.path]]
         replaced = {number for call in calls for number in range(call.start, call.end)}
         parts = []
@@ -608,7 +609,8 @@ class _BranchSearch:
                     if is_unseen and source.shape == self._flow.tensors[leaf].shape:
                         value = OutputValue("input", value.source)
                     elif one.name not in self._with_shapes and self._only_reaches_sum(one, leaf, replaced):
-                        value = OutputValue("zero", value.source)
+                        ones = tuple(SizeRule(size=AffineSize(1)) for _ in self._flow.tensors[leaf].shape)
+                        value = OutputValue("zero", value.source, ones if trains_other_code else None)
                 values.append(value)
             parts.append(replace(part, values=tuple(values)))
         return tuple(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,6 +217,8 @@ def _shape(call: Call, first: Tensor) -> Sequence[int] | None:
         return _convolved(call, first)
     if name == "linear" and call["weight"].dim() == 2 and call["weight"].shape[1] == first.shape[-1]:
         return [*first.shape[:-1], call["weight"].shape[0]]
+    if name.startswith("upsample_"):
+        return _resized(call, first)
     if name in _POOLS and None not in (size := call["output_size"]):
         return [*first.shape[: -_POOLS[name]], *size]
     if name == "mean" and isinstance(dims := call.get("dim", None), (list, tuple)) and dims and not call["dtype"]:
@@ -224,6 +227,16 @@ def _shape(call: Call, first: Tensor) -> Sequence[int] | None:
             return [1 if a in axes else n for a, n in enumerate(first.shape)]
         return [n for a, n in enumerate(first.shape) if a not in axes]
     return None
+
+
+def _resized(call: Call, first: Tensor) -> Sequence[int] | None:
+    """The shape of an interpolated image: of a given size, or of a size by given factors."""
+    old, size, factors = first.shape[2:], call.get("output_size", None), call.get("scale_factors", None)
+    if size is None and factors is not None:
+        size = [math.floor(n * factor) for n, factor in zip(old, factors, strict=False)]
+    if size is None or len(size) != len(old) or not old or min((*size, *old)) < 1:
+        return None
+    return [*first.shape[:2], *size]
 
 
 def _concatenated(call: Call) -> Tensor | None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -226,12 +227,13 @@ class ChannelGraph:
     @cached_property
     def channel_id_of_index(self) -> Tensor:
         """Channel id of each index of each prunable axis, all axes concatenated (see `axis_spans`)."""
-        table = torch.zeros(sum(size for _, size in self.axis_spans.values()), dtype=torch.long, device="cpu")
+        table = np.zeros(sum(size for _, size in self.axis_spans.values()), dtype=np.int64)
         for group, first in zip(self.groups, self._first_ids[:-1], strict=True):
+            ids = first + np.arange(group.width)[:, None]
             for one in group.slices:
                 start, _ = self.axis_spans[one.tensor, one.axis]
-                table[start + one.index] = first + torch.arange(group.width, device="cpu")[:, None]
-        return table
+                table[start + one.index.numpy()] = ids
+        return torch.from_numpy(table)
 
     # --- costs -----------------------------------------------------------------------------------
 
@@ -424,13 +426,13 @@ class _SliceRecord:
 
     @classmethod
     def of(cls, one: ParamSlice) -> _SliceRecord:
-        units, size = one.index.shape
-        offset = int(one.index[0, 0])
-        step = int(one.index[1, 0]) - offset if units > 1 else 0
-        inner = int(one.index[0, 1]) - offset if size > 1 else 0
-        regular = (offset, step, size, inner)
-        if torch.equal(one.index, _regular_index(units, *regular)):
-            return cls(one.tensor, one.axis, one.roles, regular=regular)
+        index = one.index.numpy()
+        units, size = index.shape
+        offset = int(index[0, 0])
+        step = int(index[1, 0]) - offset if units > 1 else 0
+        inner = int(index[0, 1]) - offset if size > 1 else 0
+        if np.array_equal(index, offset + step * np.arange(units)[:, None] + inner * np.arange(size)):
+            return cls(one.tensor, one.axis, one.roles, regular=(offset, step, size, inner))
         return cls(one.tensor, one.axis, one.roles, index=tuple(map(tuple, one.index.tolist())))
 
     def unpack(self, units: int) -> ParamSlice:

@@ -21,7 +21,7 @@ from ecc.graph.masked_norm import use_plain_norms_
 from ecc.graph.model_copy import named_tensors, rebuild
 from ecc.graph.multihead import use_head_attention_
 from ecc.graph.size_attributes import SizeReader, track_sizes
-from ecc.graph.tracer import Tracer
+from ecc.graph.tracer import Ended, Tracer
 from ecc.task import check_model
 from ecc.torch_utils import outputs_in, tensors_in
 
@@ -89,12 +89,17 @@ def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, train
             tracer,
         ):
             result = network.model(*args, **kwargs)
+    except Ended:
+        return tracer
     except Misaligned as stop:
         stop.path = tracer.last_path
+        stop.position = (training, len(tracer.sequence))
         raise
     except Exception as error:
         if isinstance(channel_labels, PrunedLabels):
-            raise Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path) from error
+            failure = Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path)
+            failure.position = (training, len(tracer.sequence))
+            raise failure from error
         raise
     for tensor in outputs_in(result):
         if (labels := tracer.labels(tensor)) is not None:
@@ -118,6 +123,7 @@ def _stand_in(tensor: Tensor, on_meta: bool) -> Tensor:
 def _example(tensor: Tensor, on_meta: bool) -> Tensor:
     copy = torch.empty_like(tensor, device="meta") if on_meta else tensor.detach().clone()
     copy._ecc_state = frozen_labels(tensor.shape)  # type: ignore[attr-defined]
+    copy._ecc_computed = True  # type: ignore[attr-defined]
     return copy
 
 

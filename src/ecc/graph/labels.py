@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FROZEN = 1
 """The label of positions that are never pruned, such as the network's input."""
+_SAMPLE = 4096  # elements of a parameter that are looked at first
 
 _FIRST_FREE = 2
 _MIN_CONSTANT = 3
@@ -94,6 +95,8 @@ class Misaligned(Exception):
         """The operator and line of code that could not run, if any."""
         self.path = path
         """The module that was running."""
+        self.position: tuple[bool, int] | None = None
+        """Whether this was in train mode, and the number of operators that ran before."""
         self.confused = confused
         """Channels whose number the code takes from others, and these others, as labels of the dense network."""
 
@@ -284,6 +287,10 @@ class PrunedLabels(ChannelLabels):
         """Whether all of these channels of the dense network are prunable."""
         return not bool(self._frozen_mask[dense].any())
 
+    def are_frozen(self, dense: Tensor) -> bool:
+        """Whether none of these channels of the dense network is prunable."""
+        return bool(self._frozen_mask[dense].all())
+
     def constant(self, name: str, size: int, why: str) -> Tensor:
         """Labels of the positions that a constant kept."""
         if (name, 0) not in self.axes:  # too few to be pruned
@@ -346,6 +353,14 @@ def varying_axes(labels: Tensor) -> list[int]:
     return [a for a, (n, step) in enumerate(zip(labels.shape, labels.stride(), strict=True)) if n > 1 and step != 0]
 
 
+def first_on(labels: Tensor, axis: int) -> Tensor:
+    """Labels at the first position of an axis, which becomes an axis of size one. The axis may be empty."""
+    if labels.shape[axis]:
+        return labels.narrow(axis, 0, 1)
+    shape = [1 if a == axis else size for a, size in enumerate(labels.shape)]
+    return labels.as_strided(shape, labels.stride()) if labels.stride(axis) == 0 else frozen_labels(torch.Size(shape))
+
+
 def compact(labels: Tensor) -> Tensor:
     """The same labels, narrowed to one element on every axis on which they do not change."""
     shape, steps = labels.shape, labels.stride()
@@ -366,7 +381,9 @@ def collapse(labels: Tensor) -> Tensor:
 
 def channel_vector(labels: Tensor | None, axis: int, size: int) -> Tensor:
     """Labels along one axis, shape (size,); positions without a channel count as `FROZEN`."""
-    if labels is None:
+    if labels is not None and labels.numel() == 0:
+        labels = compact(labels)
+    if labels is None or labels.numel() == 0:
         return torch.tensor(FROZEN).expand(size)
     axis %= labels.dim()
     for other in range(labels.dim() - 1, -1, -1):
@@ -378,6 +395,20 @@ def channel_vector(labels: Tensor | None, axis: int, size: int) -> Tensor:
 def unfrozen(labels: Labels) -> Labels:
     """The labels, or None if all of them are `FROZEN`."""
     return None if labels is None or bool((compact(labels) == FROZEN).all()) else labels
+
+
+def _label_at(elements: Tensor, labels: Tensor, step: int, size: int) -> Tensor | None:
+    """The label of each position along one axis of a parameter; None if elements of a position have several labels.
+
+    Args:
+        elements: Numbers of elements of the parameter.
+        labels: Their labels.
+        step: Distance of neighbouring elements along the axis.
+        size: Size of the axis.
+    """
+    position = (elements if step == 1 else elements // step) % size
+    found = torch.zeros(size, dtype=torch.long).scatter_(0, position, labels)
+    return found if torch.equal(found[position], labels) else None
 
 
 # --- parameters whose channel axis is not known yet -----------------------------------------------
@@ -446,12 +477,12 @@ class Deferred:
         """The parameter after an elementwise change: it can still be followed, but is not the weight itself."""
         return replace(self, index=self.elements(), order=())
 
-    def freeze(self, channel_labels: ChannelLabels, where: str) -> None:
-        """Freeze the parameter, of which an operator uses all values (its mean, its norm)."""
+    def freeze(self, channel_labels: ChannelLabels, why: str) -> None:
+        """Freeze the parameter on all axes."""
         for axis, size in enumerate(self.shape):
             if size > 1:
                 own = channel_labels.axis(self.name, axis, size, Role.PER_CHANNEL)
-                channel_labels.freeze(own, f"{where} uses all values of {self.name}")
+                channel_labels.freeze(own, why)
 
     def bind(self, channel_labels: ChannelLabels, labels: Tensor | None, where: str) -> bool:
         """Combine the parameter with channels elementwise, and find the axis that has these channels.
@@ -468,13 +499,13 @@ class Deferred:
             if labels.stride(axis) == 0 and elements.stride(axis) == 0:
                 elements, labels = elements.narrow(axis, 0, 1), labels.narrow(axis, 0, 1)
         flat, wanted = elements.reshape(-1), labels.reshape(-1)
-        step = 1
+        step, every = 1, flat.numel() // _SAMPLE + 1  # some elements first, since most axes do not match
         for axis in range(len(self.shape) - 1, -1, -1):
             size = self.shape[axis]
-            position = flat // step % size
+            matches = size > 1 and _label_at(flat[::every], wanted[::every], step, size) is not None
+            first = _label_at(flat, wanted, step, size) if matches else None
             step *= size
-            first = torch.zeros(size, dtype=torch.long).scatter_(0, position, wanted)
-            if size > 1 and bool((first[position] == wanted).all()) and bool((first > 0).all()):
+            if first is not None and bool((first > 0).all()):
                 channel_labels.unite(channel_labels.axis(self.name, axis, size, Role.PER_CHANNEL), first, where)
                 return True
         why = f"{where} combines it with {self.name}, of which no single axis matches the channels"

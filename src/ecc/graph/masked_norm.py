@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ecc.errors import BadFile
+from ecc.torch_utils import on_cpu
 
 MASKED_NORMS = "_ecc_masked_norms"
 """Key of the modules with masked channels in a saved state."""
@@ -123,17 +124,22 @@ def _use_plain_norm_(module: nn.Module) -> None:
 
 def fit_norms_(model: nn.Module) -> None:
     """Let the modules of a network in which no channel is masked run the layer norm as it is."""
-    for module in model.modules():
-        if isinstance(module, MaskedNorm) and not _may_be_masked(module):
+    norms = [module for module in model.modules() if isinstance(module, MaskedNorm)]
+    zeros = [[(tensor == 0).any() for tensor in _norm_weights(module)] for module in norms]
+    found = iter(on_cpu([flag for flags in zeros for flag in flags]))
+    for module, flags in zip(norms, zeros, strict=True):
+        may_be_masked = [bool(next(found)) for _ in flags]
+        if not any(may_be_masked):
             _use_plain_norm_(module)
 
 
-def _may_be_masked(module: nn.Module) -> bool:
+def _norm_weights(module: nn.Module) -> list[Tensor]:
+    """The parameters that may be the weight of a layer norm."""
     tensors = [tensor for tensor in module._parameters.values() if tensor is not None and tensor.dim() == 1]
     weight = module._parameters.get("weight")
     if weight is not None and weight.dim() == 1:  # else any of them may be the weight
         tensors = [weight]
-    return any(not tensor.is_meta and bool((tensor == 0).any()) for tensor in tensors)
+    return [tensor for tensor in tensors if not tensor.is_meta]
 
 
 def _use_norm_modules_(model: nn.Module) -> None:

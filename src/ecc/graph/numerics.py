@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.graph.forward_pass import Inputs, as_call
 from ecc.graph.model_copy import named_tensors, rebuild
-from ecc.torch_utils import fork_seed, outputs_in, tensors_in
+from ecc.torch_utils import fork_seed, on_cpu, outputs_in, tensors_in, to_device_of
 
 ALLOWED_FLOAT64 = 1e-9
 """Allowed difference in float64, relative to the largest output. It is about a million rounding errors, which leaves
@@ -60,20 +61,19 @@ def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor], *, togethe
     floats = [(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
     if not floats:
         return max((float((a != b).double().mean()) for a, b in pairs), default=0.0)
-    differences, scales = (torch.stack(column) for column in zip(*(_difference(a, b) for a, b in floats), strict=True))
-    if not bool(torch.cat([differences, scales]).isfinite().all()):
-        parts = [_difference(*_finite(a, b)) for a, b in floats]
-        differences, scales = (torch.stack(column) for column in zip(*parts, strict=True))
+    both = _differences(floats)
+    if not bool(both.isfinite().all()):
+        both = _differences([_finite(a, b) for a, b in floats])
+    differences, scales = both
     tiny = torch.finfo(torch.float64).tiny
     return float((differences / (scales.max() if together else scales).clamp(min=tiny)).max())
 
 
-def _difference(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest difference between two tensors, and the largest value of the first."""
-    infinity = float("inf")
-    both = (torch.linalg.vector_norm(one, infinity) for one in (left - right, left))
-    difference, scale = (one.double().cpu() for one in both)
-    return difference, scale
+def _differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """For each pair the largest difference, and the largest value of the first. Shape (2, pairs), on the CPU."""
+    columns = [(left - right, left) for left, right in pairs]
+    norms = [torch.linalg.vector_norm(one, float("inf")) for row in zip(*columns, strict=True) for one in row]
+    return torch.stack([one.double() for one in on_cpu(norms)]).view(2, -1)
 
 
 def _finite(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,13 +109,19 @@ class RunResult:
     @property
     def has_nan(self) -> bool:
         """Whether an output contains NaN."""
-        return any(bool(t.isnan().any()) for t in self.outputs if t.is_floating_point())
+        return any(map(bool, on_cpu([t.isnan().any() for t in self.outputs if t.is_floating_point()])))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are floating-point outputs, but none has a value: a detector that finds nothing."""
+        floats = [t for t in self.outputs if t.is_floating_point()]
+        return bool(floats) and not any(t.numel() for t in floats)
 
     @property
     def has_finite(self) -> bool:
         """Whether an output contains a finite value, or there are no floating-point outputs."""
         floats = [t for t in self.outputs if t.is_floating_point() and t.numel()]
-        return not floats or any(bool(t.isfinite().any()) for t in floats)
+        return not floats or any(map(bool, on_cpu([t.isfinite().any() for t in floats])))
 
 
 def run_without_randomness(
@@ -129,6 +135,7 @@ def run_without_randomness(
     random_value: float = 0.25,
     slices: Mapping[str, Mapping[int, Tensor] | None] | None = None,
     factors: Mapping[str, float] | None = None,
+    decisions: Decisions | None = None,
 ) -> RunResult:
     """Run a network with a constant in place of random numbers.
 
@@ -142,6 +149,7 @@ def run_without_randomness(
         random_value: The constant, between 0 and 1.
         slices: Indices to keep of the gradients, by parameter and axis; None for a parameter to leave out.
         factors: Factors of the gradients, by parameter.
+        decisions: Records the decisions of the network, or repeats those of another one.
     """
     args, kwargs = as_call(inputs)
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), (args, {**kwargs, **(more or {})}))
@@ -149,7 +157,7 @@ def run_without_randomness(
     weights = [tensor for module in model.modules() for tensor in module._parameters.values() if tensor is not None]
     double = all(tensor.dtype == torch.float64 for tensor in (*weights, *given) if tensor.is_floating_point())
     model.train(training)
-    constant_random = _ConstantRandom(random_value)
+    constant_random = _ConstantRandom(random_value, decisions=decisions)
     with ExitStack() as stack:
         stack.enter_context(fork_seed({tensor.device for tensor in (*weights, *given)}))
         stack.enter_context(_default_dtype(torch.float64) if double else nullcontext())
@@ -158,6 +166,25 @@ def run_without_randomness(
         outputs = list(outputs_in(model(*args, **kwargs)))
         found = _gradients(model, outputs, slices or {}, factors or {}) if gradients else []
     return RunResult([output.detach() for output in outputs], found, constant_random.epsilon)
+
+
+@contextmanager
+def layer_outputs(model: nn.Module) -> Iterator[dict[tuple[str, int], Tensor]]:
+    """Collect the floating-point outputs of modules with parameters of their own, by path and number of the call."""
+    found: dict[tuple[str, int], Tensor] = {}
+    counts: Counter[str] = Counter()
+
+    def collect(path: str, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            found[path, counts[path]] = output.detach().clone()
+        counts[path] += 1
+
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if any(parameter is not None for parameter in module._parameters.values()):
+                handle = module.register_forward_hook(lambda _, __, output, path=path: collect(path, output))
+                hooks.callback(handle.remove)
+        yield found
 
 
 def _gradients(
@@ -184,7 +211,7 @@ def _gradients(
         if axes is None:
             continue
         for axis, index in axes.items():
-            gradient = gradient.index_select(axis, index.to(gradient.device))
+            gradient = gradient.index_select(axis, to_device_of(gradient, index))
         found.append(gradient.detach() * factors[name] if name in factors else gradient.detach())
     return found
 
@@ -205,6 +232,7 @@ class _ConstantRandom(TorchDispatchMode):
     random_value: float
     """The constant in place of random numbers."""
     epsilon: float = field(default=0.0)
+    decisions: Decisions | None = None
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -218,9 +246,12 @@ class _ConstantRandom(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         replacement = _replacement_of(func)
-        result = (
-            func(*args, **(kwargs or {})) if replacement is None else replacement(self, func, args, dict(kwargs or {}))
-        )
+        if replacement is not None:
+            result = replacement(self, func, args, dict(kwargs or {}))
+        elif self.decisions is not None and _decides(func):
+            result = self.decisions.run(func, args, dict(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
                 self.epsilon = max(self.epsilon, _epsilon(tensor.dtype))
@@ -248,6 +279,77 @@ class _ConstantRandom(TorchDispatchMode):
         """RReLU: the mean slope, as in eval mode."""
         names = [argument.name for argument in func._schema.arguments]
         return func(*args[: names.index("training")], **{**kwargs, "training": False})
+
+
+_ROUNDING = frozenset("floor ceil round trunc sign".split())
+_DECIDING = _ROUNDING.union(
+    "gt ge lt le eq ne topk sort argsort argmax argmin max min median kthvalue mode nonzero searchsorted bucketize "
+    "_local_scalar_dense _to_copy unique_dim _unique2 unique_consecutive".split()
+)
+
+
+@cache
+def _decides(func: OpOverload) -> bool:
+    """Whether an operator may turn values into positions, flags or whole numbers."""
+    return _name(func) in _DECIDING or func.namespace != "aten"
+
+
+@dataclass
+class Decisions:
+    """Positions, flags and whole numbers that a network computes from values, such as the boxes that a detector keeps.
+
+    Rounding errors may change them, and with them the whole output. So the masked network records them, and the slim
+    network repeats them (`repeating`). The values that they were computed from are compared, besides the outputs.
+    """
+
+    recorded: list[tuple[OpOverload, list[torch.Size], list[Tensor], Any]] = field(default_factory=list)
+    """Operator, shapes of its arguments, its floating-point arguments, and its result."""
+    repeating: bool = False
+    compared: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
+    """The values of the first and of the second network from which the decisions were computed."""
+    _position: int = 0
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator of the first network, or give the result that it had there."""
+        tensors = list(tensors_in((args, kwargs)))
+        shapes = [tensor.shape for tensor in tensors]
+        floats = [tensor.detach().clone() for tensor in tensors if tensor.is_floating_point()]
+        result = func(*args, **kwargs)
+        if not floats or not _is_decision(func, result):
+            return result
+        if not self.repeating:
+            self.recorded.append((func, shapes, floats, _copied(result)))
+            return result
+        for number in range(self._position, len(self.recorded)):
+            other, sizes, values, before = self.recorded[number]
+            if other == func and sizes == shapes:
+                self._position = number + 1
+                self.compared[0].extend(values)
+                self.compared[1].extend(floats)
+                return _repeated(func, args, kwargs, result, _copied(before))
+        return result
+
+
+def _is_decision(func: OpOverload, result: Any) -> bool:
+    """Whether a result, or its second part as of `topk`, consists of positions, flags or whole numbers."""
+    last = result[-1] if isinstance(result, (tuple, list)) else result
+    return _name(func) in _ROUNDING or not isinstance(last, Tensor) or not last.is_floating_point()
+
+
+def _copied(result: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), result)
+
+
+def _repeated(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, before: Any) -> Any:
+    """The result with the positions of another network. Values at these positions are those of this network."""
+    if not isinstance(result, (tuple, list)) or len(result) != 2 or not result[0].is_floating_point():
+        return before
+    names = [argument.name for argument in func._schema.arguments]
+    axis = {**dict(zip(names, args, strict=False)), **kwargs}.get("dim", -1)
+    values, index = args[0], before[1]
+    if index.dim() == values.dim():
+        return values.gather(axis, index), index
+    return values.gather(axis, index.unsqueeze(axis)).squeeze(axis), index
 
 
 @cache
@@ -303,18 +405,23 @@ def _float64(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def randomize_constants_(model: nn.Module, generator: torch.Generator) -> None:
     """Fill constant tensors with random values, in place. A zero would hide differences."""
-    for name, tensor in named_tensors(model).items():
-        if not tensor.is_floating_point() or tensor.numel() < 2:
-            continue
-        if bool((tensor == tensor.flatten()[0]).all()):
-            noise = torch.rand(tensor.shape, generator=generator, device="cpu").to(tensor)
-            tensor.data.copy_(0.5 + noise if "mean" not in name and "bias" not in name else noise - 0.5)
+    floats = [(name, t) for name, t in named_tensors(model).items() if t.is_floating_point() and t.numel() > 1]
+    flags = on_cpu([(tensor == tensor[(0,) * tensor.dim()]).all() for _, tensor in floats])
+    for (name, tensor), is_constant in zip(floats, flags, strict=True):
+        if bool(is_constant):
+            noise = torch.rand(tensor.shape, generator=generator, device="cpu")
+            noise += -0.5 if "mean" in name or "bias" in name else 0.5
+            tensor.data.copy_(noise.to(tensor.dtype), non_blocking=tensor.device.type == "cuda")
 
 
 def plain_state(model: nn.Module) -> list[tuple[str, str, object]]:
     """Numbers, flags and strings that modules keep as attributes, except their mode; a call counter is one."""
-    found = [(path, *item) for path, module in model.named_modules() for item in vars(module).items()]
-    return [item for item in found if type(item[2]) in (int, float, bool, str) and item[1] != "training"]
+    return [
+        (path, name, value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if type(value) in (int, float, bool, str) and name != "training"
+    ]
 
 
 def other_inputs(example_input: Inputs, *, repeated: bool = False) -> Iterator[Inputs]:

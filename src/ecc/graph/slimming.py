@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakMethod
@@ -21,6 +22,7 @@ from ecc.graph.masked_norm import MaskedNorm, fit_norms_, use_masked_norms_
 from ecc.graph.model_copy import named_tensors, rebuild, scale_attributes_, set_sizes_
 from ecc.graph.removal import at_widths, replace_modules_, tensors_inside
 from ecc.graph.structure import Replacement
+from ecc.torch_utils import on_cpu, to_device_of
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -108,33 +110,39 @@ def _warn_of_tensor_hooks(model: nn.Module) -> None:
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, width_multiple: int) -> dict[str, Tensor]:
     """The units that `slim` keeps, for the groups that lose some."""
-    live = _on_cpu(live_masks(model, graph))
+    live = on_cpu(live_masks(model, graph))
     masks = kept_masks(graph, live, width_multiple, removed_branches(model, graph))
     kept = zip(graph.groups, masks, strict=True)
     return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
-
-
-def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
-    """The same masks on the CPU, with one synchronization per device."""
-    found = list(masks)
-    for device in {mask.device for mask in masks if mask.device.type != "cpu"}:
-        numbers = [number for number, mask in enumerate(masks) if mask.device == device]
-        flat = torch.cat([masks[number] for number in numbers]).cpu()
-        parts = flat.split([len(masks[number]) for number in numbers])
-        for number, part in zip(numbers, parts, strict=True):
-            found[number] = part
-    return found
 
 
 Slices: TypeAlias = Mapping[str, Mapping[int, Tensor] | None]
 """For each tensor and axis that is pruned, the indices that are kept; None for a tensor that is removed."""
 
 
-def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, Slices, dict[str, float]]:
-    """`build_slim`, `kept_slices`, and the factors of the parameters that are scaled."""
-    kept = _kept_units(model, graph, 1)
+def slim_and_slices(
+    model: Net, graph: ChannelGraph, dead: Mapping[str, Tensor], branches: Collection[str]
+) -> tuple[Net, Slices, dict[str, float]]:
+    """The network without masked units and branches, what is kept of its tensors, and the factors of scaled parameters.
+
+    The result is that of `slim` if nothing else is masked, without reading the weights.
+
+    Args:
+        model: The network with masked units and branches.
+        graph: Its channel graph.
+        dead: Numbers of the masked units, by group.
+        branches: Names of the masked branches.
+    """
+    kept = {name: _others(units, graph[name].width) for name, units in dead.items() if len(units)}
+    gone = (group for name in branches for group in graph.branch(name).groups)
+    kept |= {group: torch.zeros(0, dtype=torch.long, device="cpu") for group in gone}
     factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
     return _with_units(model, graph, kept, None), _kept_slices(graph, kept), factors
+
+
+def _others(units: Tensor, width: int) -> Tensor:
+    """The numbers below `width` that are not among `units`."""
+    return torch.ones(width, dtype=torch.bool, device="cpu").index_fill(0, units, False).nonzero().flatten()
 
 
 def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> Slices:
@@ -189,7 +197,7 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
             tensor = tensors[one.tensor]
             others = [a for a in range(tensor.dim()) if a != one.axis]
             touched = (tensor != 0).any(others) if others else tensor != 0
-            mine = touched[_on_device_of(tensor, one.index)].any(1)
+            mine = touched[to_device_of(tensor, one.index)].any(1)
             live = mine if live is None else live | mine
         masks.append(torch.ones(group.width, dtype=torch.bool, device="cpu") if live is None else live)
     return masks
@@ -210,14 +218,16 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
     tensors = _tensors_of(model, graph)
     if any(graph[name].zeroed for name in dead):
         mask_norms_(model, graph)
+    places: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
     for name, units in dead.items():
         group = graph[name]
         if group.frozen is not None:
             raise BadWidths(f"group {name!r} is not prunable: {group.frozen.rstrip('.')}.")
         units = _checked_units(units, group.width, name)
         for one in group.masked_slices:
-            tensor = tensors[one.tensor]
-            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
+            places[one.tensor, one.axis].append(one.index[units].flatten())
+    for (name, axis), indices in places.items():
+        tensors[name].index_fill_(axis, to_device_of(tensors[name], torch.cat(indices)), 0)
 
 
 @torch.no_grad()
@@ -242,19 +252,17 @@ def _keep_zeros_live_(model: nn.Module, graph: ChannelGraph, norms: Collection[s
     """Replace zero weights of live channels by the smallest number, since a zero weight and bias would mask them."""
     tensors = named_tensors(model)
     names = {id(tensor): name for name, tensor in tensors.items()}
-    live: list[Tensor] = []
-    for path in norms:
-        table = model.get_submodule(path)._parameters
-        weight, bias = table.get("weight"), table.get("bias")
-        if weight is None or weight.is_meta:
-            continue
-        zero = weight == 0 if bias is None else (weight == 0) & (bias == 0)
-        if bool(zero.all()) or not bool(zero.any()):  # all are zero if a branch is masked
-            continue
-        live = live or live_masks(model, graph)
+    tables = [model.get_submodule(path)._parameters for path in norms]
+    pairs = [(weight, table.get("bias")) for table in tables if (weight := table.get("weight")) is not None]
+    pairs = [(weight, bias) for weight, bias in pairs if not weight.is_meta]
+    zeros = [weight == 0 if bias is None else (weight == 0) & (bias == 0) for weight, bias in pairs]
+    some = on_cpu([zero.any() & ~zero.all() for zero in zeros])  # all are zero if a branch is masked
+    found = [(weight, zero) for (weight, _), zero, flag in zip(pairs, zeros, some, strict=True) if bool(flag)]
+    live = on_cpu(live_masks(model, graph)) if found else []
+    for weight, zero in found:
         for group, mask in zip(graph.groups, live, strict=True):
             for one in (one for one in group.slices if one.tensor == names[id(weight)]):
-                index = _on_device_of(weight, one.index[mask.cpu()].flatten())
+                index = to_device_of(weight, one.index[mask].flatten())
                 weight[index[zero[index]]] = torch.finfo(weight.dtype).tiny
 
 
@@ -283,7 +291,7 @@ def _any_nonzero(tensors: Mapping[str, Tensor], group: ChannelGroup) -> Tensor:
         if one.is_consumer:
             tensor = tensors[one.tensor]
             whole = one.index.numel() == tensor.shape[one.axis]
-            mine = tensor if whole else tensor.index_select(one.axis, _on_device_of(tensor, one.index.flatten()))
+            mine = tensor if whole else tensor.index_select(one.axis, to_device_of(tensor, one.index.flatten()))
             found = found.to(tensor.device) | mine.any()
     return found
 
@@ -307,7 +315,7 @@ def mask_branches_(model: nn.Module, graph: ChannelGraph, names: Collection[str]
             tensors[exit_].zero_()
         for one in (one for group in branch.groups for one in graph[group].masked_slices):
             tensor = tensors[one.tensor]
-            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index.flatten()), 0)
+            tensor.index_fill_(one.axis, to_device_of(tensor, one.index.flatten()), 0)
 
 
 def _checked_units(units: Any, width: int, name: str) -> Tensor:
@@ -321,11 +329,6 @@ def _checked_units(units: Any, width: int, name: str) -> Tensor:
             f"units of group {name!r} must be integers from 0 to {width - 1}, or a boolean mask of length {width}."
         )
     return found
-
-
-def _on_device_of(tensor: Tensor, index: Tensor) -> Tensor:
-    """An index on the device of a tensor, without synchronization on CUDA."""
-    return index.to(tensor.device, non_blocking=tensor.device.type == "cuda")
 
 
 def slim_optimizer(
@@ -487,11 +490,11 @@ def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
     """A copy of selected indices along some axes, in the memory format of the original."""
     result = tensor
     for axis, index in sorted(axes.items(), key=lambda item: item[1].numel() / tensor.shape[item[0]]):
-        first, last = int(index[0]), int(index[-1])
-        if last - first + 1 == len(index):
-            result = result.narrow(axis, first, len(index))
+        numbers = index.numpy()
+        if numbers[-1] - numbers[0] + 1 == len(numbers):
+            result = result.narrow(axis, int(numbers[0]), len(numbers))
         else:
-            result = result.index_select(axis, index.to(tensor.device))
+            result = result.index_select(axis, to_device_of(tensor, index))
     if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         return result.clone(memory_format=torch.channels_last)
     return result.clone(memory_format=torch.contiguous_format) if result._is_view() or result is tensor else result

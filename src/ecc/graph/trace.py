@@ -126,6 +126,8 @@ class _Search:
     """For lines that split channels: why they cannot be split into heads."""
     constant: set[tuple[str, str]] = field(default_factory=set)
     """Attributes that do not follow the number of channels, since a pruned network did not run with them."""
+    ends: dict[bool, int] = field(default_factory=dict)
+    """Number of operators after which networks are not compared (see `Tracer.end`), by whether it is train mode."""
     _train_example: Inputs | None = None
     _first_equal: dict[str, str] = field(init=False)
 
@@ -207,6 +209,7 @@ class _Search:
         )
 
     def _pass(self, network: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
+        tracer.end = self.ends.get(training)
         try:
             return one_pass(network, self.example_input if example is None else example, tracer, training=training)
         except Misaligned as error:
@@ -365,9 +368,12 @@ class _Search:
                 done.append(self._pass(small, tracer, training=True, example=self._train_example))
         except Misaligned as failure:
             return _misaligned(channel_labels) or failure
-        if any(len(a.sequence) != len(b.sequence) for a, b in zip(done, passes, strict=True)):
-            nothing = torch.empty(0, dtype=torch.long)
-            return Misaligned(nothing, "the code runs other operators at another width", path=done[0].last_path)
+        for number, (mine, dense) in enumerate(zip(done, passes, strict=True)):
+            if dense.end is None and len(mine.sequence) != len(dense.sequence):
+                nothing = torch.empty(0, dtype=torch.long)
+                found = Misaligned(nothing, "the code runs other operators at another width", path=mine.last_path)
+                found.position = (number == 1, len(mine.sequence))
+                return found
         return _misaligned(channel_labels)
 
     def _dry_run(self, graph: ChannelGraph, partition: ChannelPartition, dense: Tracer) -> Misaligned | None:
@@ -377,6 +383,7 @@ class _Search:
         for group, units in zip(graph.groups, partition.groups, strict=True):
             alive[units[widths.get(group.name, group.width) :]] = False
         tracer = self._tracer(ChannelLabels(), dense=dense)
+        tracer.end = self.ends.get(False)
         tracer.alive = torch.from_numpy(alive[partition.unit])
         nothing = torch.empty(0, dtype=torch.long)
         try:
@@ -403,6 +410,21 @@ class _Search:
             channel_labels.unite(mine, theirs, _in_words(failure.line))
         return True
 
+    def _end_before(self, failure: Misaligned, passes: list[Tracer], *, anywhere: bool) -> bool:
+        """Compare networks up to the last value that Python code reads before a failure; False if it reads none.
+
+        Such a value is different in a pruned network, and the code may do anything with it. Unless `anywhere`, only if
+        no parameter is used afterwards, as in the box code of a detector.
+        """
+        training, limit = failure.position or (False, -1)
+        dense = passes[training]
+        limit = min(limit, self.ends.get(training, limit + 1) - 1)
+        reads = [read for read in dense.reads if read <= limit]
+        if not reads or (not anywhere and any(names for _, _, names in dense.sequence[reads[-1] :])):
+            return False
+        self.ends[training] = reads[-1]
+        return True
+
     def _keep_attributes(self, path: str, partition: ChannelPartition) -> bool:
         """Let no attribute of a module follow the number of channels; False if none does."""
         first = self._first_equal.get(path, path)
@@ -424,6 +446,8 @@ class _Search:
             return True
         if not len(affected):
             affected = _prunable_units_near(failure.path, partition)
+            if self._end_before(failure, passes, anywhere=len(affected) == int((~partition.frozen).sum())):
+                return True
         # Only units that were kept appear in a pruned network. Freeze their whole groups.
         affected = np.flatnonzero(np.isin(partition.group_of, partition.group_of[affected]) & ~partition.frozen)
         labels = torch.from_numpy(np.flatnonzero(np.isin(partition.unit, affected)))

@@ -49,6 +49,11 @@ from ecc.graph.size_attributes import SizeAttribute
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
+_EMPTY = "runs on an empty tensor. Trace with an input for which it is not empty"
+
+
+class Ended(BaseException):
+    """The rest of a pruned network is not compared. Its code does not catch this."""
 
 
 @dataclass(eq=False)
@@ -97,6 +102,14 @@ class Tracer(TorchDispatchMode):
     """Line of code and class of the module of the reshapes in `sequence`, by position, in a dense network."""
     results: list[list[Any]] = field(default_factory=list)
     """Labels of the results of the operators in `sequence`."""
+    selected: list[tuple[OpOverload, list[torch.Size], Any]] = field(default_factory=list)
+    """Masks and positions on which sizes of results depend, in order: operator, shapes of what they were computed from,
+    and their values."""
+    reads: list[int] = field(default_factory=list)
+    """Numbers of operators that ran before Python code read a value that was computed from the inputs."""
+    end: int | None = None
+    """Number of operators after which networks are not compared, since values decide which code runs. The channels that
+    are used after them are frozen."""
     alive: Tensor | None = None
     """For a pruned network without labels: by label of the dense network, whether it is kept."""
     reached: set[str] = field(default_factory=set)
@@ -162,6 +175,10 @@ class Tracer(TorchDispatchMode):
     def is_deferred(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter whose channel axis is not known yet."""
         return isinstance(getattr(tensor, "_ecc_state", None), Deferred)
+
+    def is_computed(self, tensor: Tensor) -> bool:
+        """Whether a tensor was computed from the inputs of the network, so that its values differ with another one."""
+        return tensor.device.type == "meta" or hasattr(tensor, "_ecc_computed")
 
     def is_zero(self, tensor: Tensor) -> bool:
         """Whether the channels of masked units are zero in a tensor, if masking sets all of their slices to zero."""
@@ -341,15 +358,32 @@ class Tracer(TorchDispatchMode):
             record.writes = [amount(t, self.labels(t)) for t in call.outs]
         return call.result
 
+    def _freeze_after_end(self, call: Call) -> None:
+        """Freeze what an operator uses after the end of the comparison.
+
+        Raises:
+            Ended: In a pruned network, of which the rest is not compared.
+        """
+        if self.dense is not None:
+            raise Ended
+        why = f"{call.here}{self._at()} runs after Python code reads values"
+        for parameter in filter(self.is_deferred, call.tensors):
+            parameter._ecc_state.freeze(self.channel_labels, why)  # type: ignore[attr-defined]
+        self.freeze_all([self.labels(t, defer=True) for t in call.tensors], why)
+
     def _freeze_read_by_python(self, call: Call) -> None:
         """Freeze a value that becomes a Python number (`.item()`): the code may do anything with it."""
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
         known += [labels for t in call.tensors for labels in getattr(t, "_ecc_summed", ())]
         known += [power.labels for t in call.tensors if (power := getattr(t, "_ecc_power", None)) is not None]
         self.freeze_all(known, f"Python code reads its value with {call.here}")
+        if not self.on_meta and any(map(self.is_computed, call.tensors)):
+            self.reads.append(len(self.sequence))
 
     def _run(self, call: Call) -> Any:
         args, kwargs = call.args, call.kwargs
+        if self.end is not None and len(self.sequence) >= self.end:
+            self._freeze_after_end(call)
         if self.on_meta and (quick := quick_result(call)) is not None:
             return quick
         if self.on_meta and registry.mixes_devices(args, kwargs):
@@ -360,7 +394,36 @@ class Tracer(TorchDispatchMode):
                 return tensor if tensor.device.type == "meta" else tensor.to("meta")
 
             args, kwargs = tree_map_only(Tensor, to_meta, (args, dict(kwargs)))
+        if not self.on_meta and registry.selects_by_value(call.func):
+            return self._run_selection(call)
         return call.func(*args, **kwargs)
+
+    def _run_selection(self, call: Call) -> Any:
+        """Run an operator whose result has a size that depends on values, such as `nonzero` or a boolean mask.
+
+        A pruned network has other values. It selects what the dense network selected, so that sizes can be compared.
+        """
+        masks = [t for t in call.tensors if t.dtype in (torch.bool, torch.uint8)]
+        if registry.is_masking(call.name):
+            known = self._selected_before(call, masks)
+            for mask, before in zip(masks, known or (), strict=False):
+                mask.copy_(before)
+            self.selected.append((call.func, [mask.shape for mask in masks], [mask.clone() for mask in masks]))
+            return call.func(*call.args, **call.kwargs)
+        known = self._selected_before(call, call.tensors)
+        result = call.func(*call.args, **call.kwargs) if known is None else known
+        positions = tree_map_only(Tensor, torch.clone, result)
+        is_known = not any(t.is_floating_point() for t in (result if isinstance(result, (list, tuple)) else [result]))
+        self.selected.append((call.func, [t.shape for t in call.tensors], positions if is_known else None))
+        return tree_map_only(Tensor, torch.clone, result)
+
+    def _selected_before(self, call: Call, computed_from: Sequence[Tensor]) -> Any:
+        """What the dense network selected in the same call; None if the shapes differ."""
+        dense = self.dense.selected[len(self.selected) :][:1] if self.dense is not None else []
+        for func, shapes, found in dense:
+            if func == call.func and shapes == [tensor.shape for tensor in computed_from]:
+                return found
+        return None
 
     def _label(self, call: Call, rule: registry.Rule) -> None:
         """Label the results of a call."""
@@ -369,13 +432,17 @@ class Tracer(TorchDispatchMode):
         state = getattr(source, "_ecc_state", None)
         if rule not in registry.USES_WEIGHTS:
             for parameter in filter(self.is_deferred, call.tensors):
-                parameter._ecc_state.freeze(self.channel_labels, call.here)  # type: ignore[attr-defined]
+                whole = cast(Deferred, parameter._ecc_state)  # type: ignore[attr-defined]
+                whole.freeze(self.channel_labels, f"{call.here} uses all values of {whole.name}")  # its mean, its norm
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         shifted = self._follow_values(call, rule)
+        computed = any(map(self.is_computed, call.tensors))
         for out, label in zip(call.outs, many, strict=True):
             self._set_state(call, rule, out, label, state)
             out._ecc_zero, out._ecc_power, out._ecc_shifted = call.zero, call.power, shifted  # type: ignore[attr-defined]
+            if computed:
+                out._ecc_computed = True  # type: ignore[attr-defined]
             if call.pending is not None:
                 out._ecc_pending = call.pending  # type: ignore[attr-defined]
             out._ecc_summed = call.summed if out.numel() == 1 else ()  # type: ignore[attr-defined]
@@ -489,10 +556,15 @@ class Tracer(TorchDispatchMode):
         while (base := getattr(tensor, "_ecc_base", None)) is not None:
             if getattr(base, "_ecc_state", None) is None and base.numel() > 1:
                 base._ecc_state = frozen_labels(base.shape)
+            if self.is_computed(tensor):
+                base._ecc_computed = True
             tensor = base
 
     def _follow(self, call: Call, rule: registry.Rule) -> Labels | list[Labels]:
         """Apply a rule. If the rule fails, freeze its arguments and continue."""
+        is_empty = any(t.numel() == 0 for t in (*call.tensors, *call.outs))
+        if is_empty and rule in registry.WEIGHTED:
+            return self._freeze_empty(call)
         try:
             if rule is registry.POINTWISE:
                 self.check_numbers(call)
@@ -502,11 +574,21 @@ class Tracer(TorchDispatchMode):
                 raise
             reason = str(stop)
         except Exception as error:
+            if is_empty:
+                return self._freeze_empty(call)
             if isinstance(self.channel_labels, PrunedLabels):
                 raise self.stopped(call, error) from error
             reason = f"{type(error).__name__}: {error}"
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
         self.freeze_all(known, f"the rule for {call.here} failed ({reason}). Please report this")
+        return [frozen_labels(out.shape) for out in call.outs]
+
+    def _freeze_empty(self, call: Call) -> list[Labels]:
+        """Freeze what enters an operator on tensors without elements, which show no channels."""
+        why = f"{call.here}{self._at()} {_EMPTY}"
+        for parameter in filter(self.is_deferred, call.tensors):
+            parameter._ecc_state.freeze(self.channel_labels, why)  # type: ignore[attr-defined]
+        self.freeze_all([self.labels(t) for t in call.tensors], why)
         return [frozen_labels(out.shape) for out in call.outs]
 
     def stopped(self, call: Call, error: Exception, why: str | None = None) -> Misaligned:
@@ -515,6 +597,8 @@ class Tracer(TorchDispatchMode):
             return error
         if self.dense is None:
             why = f"{call.here}{self._at()} failed"
+        elif why is None and any(t.numel() == 0 for t in call.tensors):
+            why = f"{call.here}{self._at()} {_EMPTY}"
         elif why is None and registry.is_moving(call.name):
             why = f"{call.described}{self._at()} has a hard-coded channel count.{call.fix}"
         elif why is None:
@@ -540,7 +624,10 @@ class Tracer(TorchDispatchMode):
         name, whole, sizes = known
         alive = self.channel_labels.alive[whole]
         parts = [int(part.sum()) for part in alive.split(sizes)] if sizes else []
-        if name != call.name or not torch.equal(vector, whole[alive]) or parts != [len(part) for part in vectors]:
+        is_as_large = name == call.name and parts == [len(part) for part in vectors]
+        if is_as_large and self.channel_labels.are_frozen(torch.cat([vector, whole])):
+            return  # which of them are selected may depend on values
+        if not is_as_large or not torch.equal(vector, whole[alive]):
             line = self.key(call)
             why = f"{call.described}{self._at()} selects channels by number.{call.fix}"
             raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)

@@ -71,7 +71,8 @@ def attention(trace: Tracer, call: Call) -> Labels:
     query, key, value = (trace.labels(call[name]) for name in ("query", "key", "value"))
     for name in ("query", "key", "value"):
         if trace.is_deferred(call[name]):
-            call[name]._ecc_state.freeze(trace.channel_labels, call.here)
+            whole = call[name]._ecc_state
+            whole.freeze(trace.channel_labels, f"{call.here} uses all values of {whole.name}")
     if call.get("enable_gqa", False):
         heads = call["query"].shape[-3]
         key, value = _repeated(key, heads), _repeated(value, heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ecc.graph.labels import Labels, frozen_labels, varies, varying_axes
+from ecc.graph.labels import Labels, first_on, frozen_labels, varies, varying_axes
 from ecc.graph.ops.sums import channel_sum
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def along_axis(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if any(varies(labels, a) for a in axes):
         labels = trace.freeze(labels, f"{call.here} mixes channels")
     for axis in axes:
-        labels = labels.narrow(axis, 0, 1)
+        labels = first_on(labels, axis)
     return [labels.expand(out.shape) for out in call.outs]
 
 
@@ -61,8 +61,24 @@ def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
         labels = trace.freeze(labels, f"{call.here} pools along the channel axis", unusual=True)
     call.zero = trace.is_zero(x)
     for axis in range(first, x.dim()):
-        labels = labels.narrow(axis, 0, 1)
+        labels = first_on(labels, axis)
     return [labels.expand(out.shape) for out in call.outs]
+
+
+def regions(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """Pooling of regions (`roi_align`): per channel, from an image for each region."""
+    x = call.tensors[0]
+    labels = trace.labels(x)
+    trace.record(call, "pool", 0, [], [])
+    if labels is None:
+        return None
+    trace.freeze_others(call, x)
+    if any(axis != 1 for axis in varying_axes(labels)):
+        labels = trace.freeze(labels, f"{call.here} pools along the channel axis", unusual=True)
+    call.zero = trace.is_zero(x)
+    for axis in (0, 2, 3):
+        labels = first_on(labels, axis)
+    return [labels.expand(call.outs[0].shape), *(frozen_labels(out.shape) for out in call.outs[1:])]
 
 
 def _axes(dim: Any, count: int) -> list[int]:

@@ -86,7 +86,8 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "zeros ones full empty new_zeros new_ones new_full new_empty "
         "rand randn scalar_tensor empty_strided new_empty_strided empty_permuted".split()
     ),
-    reduce.positions: ["affine_grid_generator"],
+    reduce.regions: ["torchvision::roi_align", "torchvision::roi_pool"],
+    reduce.positions: ["affine_grid_generator", "torchvision::nms"],
     reduce.unknown: ["fill_diagonal", "triu", "tril"],
     shape.move: _MOVES,
     shape.roll: ["roll", "flip"],
@@ -106,6 +107,7 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     shape.to_complex: ["view_as_complex"],
     shape.to_real: ["view_as_real"],
     shape.add_at: ["index_add", "scatter_add"],
+    shape.write_at: ["index_put"],
     shape.gather: ["gather", "index_select", "take_along_dim"],
 }
 
@@ -119,6 +121,8 @@ FOLLOWING = MOVING | {reduce.same, shape.index}
 
 LAYERS = frozenset({linear.convolution, linear.linear, linear.matmul, linear.addmm, linear.grouped_mm})
 """Rules of layers with a weight."""
+
+_POSITIONS = torch.ops.aten.where.default
 
 _CREATING = frozenset(
     "zero fill bernoulli normal uniform zeros_like ones_like full_like empty_like rand_like randn_like".split()
@@ -148,6 +152,9 @@ USES_WEIGHTS = FOLLOWING | {
 }
 """Rules that handle parameters with several axes."""
 
+WEIGHTED = USES_WEIGHTS - FOLLOWING - {elementwise.pointwise}
+"""Rules of layers, norms and attention, which have parameters or may have them."""
+
 
 def rule_for(func: OpOverload, name: str) -> Rule | None:
     """The rule of an operator; None if torch should decompose it."""
@@ -156,6 +163,16 @@ def rule_for(func: OpOverload, name: str) -> Rule | None:
     if pointwise and (rule is None or rule is reduce.reduction):  # torch.max of two tensors
         return elementwise.pointwise
     return rule
+
+
+def selects_by_value(func: OpOverload) -> bool:
+    """Whether the size of the results of an operator depends on values. It may for operators of other libraries."""
+    return torch.Tag.dynamic_output_shape in func.tags or func.namespace != "aten" or func is _POSITIONS
+
+
+def is_masking(name: str) -> bool:
+    """Whether an operator selects values by a boolean mask, if it has one."""
+    return name in ("index", "_unsafe_index", "masked_select")
 
 
 def is_moving(line: str) -> bool:

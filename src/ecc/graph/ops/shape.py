@@ -8,12 +8,23 @@ refutes. Concatenation and padding place frozen positions beside channels.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ecc.graph.labels import FROZEN, PERMUTES, Labels, collapse, compact, frozen_labels, varies, varying_axes
+from ecc.graph.labels import (
+    FROZEN,
+    PERMUTES,
+    Labels,
+    collapse,
+    compact,
+    first_on,
+    frozen_labels,
+    varies,
+    varying_axes,
+)
 from ecc.graph.ops.elementwise import unite_operands
 
 if TYPE_CHECKING:
@@ -300,6 +311,26 @@ def add_at(trace: Tracer, call: Call) -> Labels:
     return None if result is None else result.expand(call.out.shape)
 
 
+def write_at(trace: Tracer, call: Call) -> Labels:
+    """x[index] = values: exact for one index along an axis without channels."""
+    x, values, indices = call["self"], call["values"], call["indices"]
+    many = [trace.labels(x), trace.labels(values)]
+    trace.record(call, "move", 0, [], [])
+    trace.freeze_all([trace.labels(i) for i in indices], f"{call.here} uses its values as positions")
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    is_row = len(axes) == 1 and indices[axes[0]].dim() == 1 and values.dim() in (0, x.dim())
+    is_part = many[0] is None and trace.is_view(x)
+    shape = torch.Size([1 if axis in axes else size for axis, size in enumerate(x.shape)])
+    known = [labels for labels in many if labels is not None]
+    if not known or not is_row or is_part or any(varies(labels, axes[0]) for labels in known if labels.dim()):
+        trace.freeze_all(many, f"{call.here} writes it into part of another tensor")
+        return frozen_labels(call.out.shape)
+    known = [first_on(labels, axes[0]) if labels.dim() else labels for labels in known]
+    call.zero = trace.is_zero(x) and trace.is_zero(values)
+    result = unite_operands(trace, call, known, shape)
+    return None if result is None else result.expand(call.out.shape)
+
+
 def cat(trace: Tracer, call: Call) -> Labels:
     """Concatenation: along the channel axis labels are concatenated, along another axis the pieces are tied."""
     pieces = [t for t in call.tensors if not (t.dim() == 1 and t.numel() == 0)]
@@ -405,17 +436,31 @@ def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.freeze_others(call, x)
     indices = list(call["indices"])
     hidden = [i is not None and i.device.type == "meta" for i in indices]
-    if not trace.is_deferred(x) and any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
+    if not trace.is_deferred(x) and any(varies(labels, a) for a in _axes_by_computed(trace, indices)):
         trace.freeze(labels, f"{call.here} selects channels by a computed index")
         return frozen_labels(call.out.shape)
-    known = [
-        torch.zeros(i.shape, dtype=torch.long) if unknown else (i.cpu() if i is not None else None)
-        for i, unknown in zip(indices, hidden, strict=True)
-    ]
-    found = collapse(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
+    axes = [axis for axis, i in enumerate(indices) if i is not None]
+    if len(axes) == 1 and indices[axes[0]].dim() == 1 and not varies(labels, axes[0]):
+        found = first_on(labels, axes[0]).expand(call.out.shape)
+    else:
+        known = [
+            torch.zeros(i.shape, dtype=torch.long) if unknown else (i.cpu() if i is not None else None)
+            for i, unknown in zip(indices, hidden, strict=True)
+        ]
+        found = collapse(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
     if not trace.is_deferred(x) and varying_axes(labels):
         trace.check_selection(call, labels, [found])
     return found
+
+
+def _axes_by_computed(trace: Tracer, indices: Sequence[Tensor | None]) -> Iterator[int]:
+    """The axes from which a computed index selects. A mask selects from several."""
+    first = 0
+    for index in indices:
+        count = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if index is not None and trace.is_computed(index):
+            yield from range(first, first + count)
+        first += count
 
 
 def gather(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -428,7 +473,7 @@ def gather(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.freeze_others(call, x)
     call.zero = trace.is_zero(x)
     axis = call["dim"] % x.dim()
-    if call.name == "index_select" and call["index"].device.type != "meta":
+    if call.name == "index_select" and not trace.is_computed(call["index"]):
         found = collapse(call.rerun(labels.contiguous()))
         trace.check_selection(call, labels, [found])
         return found
