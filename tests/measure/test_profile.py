@@ -60,8 +60,7 @@ FULL_SAMPLE = sample(3, 0.1, round=1, session=2, seconds=0.2, **QUALITY, **STATE
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
+def path(tmp_path: Path) -> Path:
     return tmp_path / "a.profile"
 
 

@@ -33,10 +33,11 @@ from ecc.measure import (
     close_meter,
     find_meter,
     profile,
-    profiler,
     sample_widths,
+    samplers,
 )
-from ecc.measure.profiler import AnalyticProfiler, default_device, profile_settings
+from ecc.measure.profiler import default_device, profile_settings
+from ecc.measure.samplers import AnalyticProfiler
 from ecc.settings import CLOCK_SETTINGS
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import (
@@ -59,8 +60,7 @@ PLAN = header().design
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
+def path(tmp_path: Path) -> Path:
     return tmp_path / "a.profile"
 
 
@@ -90,7 +90,10 @@ def test_every_sample_of_the_design_is_measured_once_in_random_order(path: Path)
 def test_networks_are_measured_on_their_device(path: Path) -> None:
     board = FakeBoard()
     frozen: list[int] = []
+    gc.unfreeze()
     made = measured(path, board, progress=lambda step: frozen.append(gc.get_freeze_count()))
+    left = gc.get_freeze_count()
+    gc.freeze()
     for sample in made.samples:
         assert sample.joules == pytest.approx(300 * run_seconds(*sample.widths), rel=0.01)
         assert sample.ticks in range(4, 6)
@@ -102,7 +105,7 @@ def test_networks_are_measured_on_their_device(path: Path) -> None:
     assert made.label == "measured"
     assert (board.now() - 1000.0 - 4.5) / len(made.samples) < 0.9  # seconds per sample, without the probe
     assert min(frozen) > 1_000
-    assert gc.get_freeze_count() == 0
+    assert left == 0
 
 
 def test_drift_is_corrected(path: Path) -> None:
@@ -377,7 +380,7 @@ def test_inputs_are_drawn_once_and_networks_are_freed(monkeypatch: pytest.Monkey
     board, inputs, networks = FakeBoard(), [], []
     source = device_profiler(board)
     source.prepare()
-    real = profiler.measure_model
+    real = samplers.measure_model
 
     def measure_model(network: nn.Module, example: torch.Tensor, *args: Any, **options: Any) -> Any:
         assert [one() for one in networks] == [None] * len(networks)
@@ -385,7 +388,7 @@ def test_inputs_are_drawn_once_and_networks_are_freed(monkeypatch: pytest.Monkey
         networks.append(weakref.ref(network))
         return real(network, example, *args, **options)
 
-    monkeypatch.setattr(profiler, "measure_model", measure_model)
+    monkeypatch.setattr(samplers, "measure_model", measure_model)
     gc.disable()
     try:
         for _ in range(3):
@@ -401,7 +404,7 @@ def test_the_runner_is_decided_by_the_dense_network_and_kept(monkeypatch: pytest
     source = device_profiler(FakeBoard())
     assert source.header(PLAN).settings == replace(PROFILE_SETTINGS, runner="eager")  # known at once on a CPU
     source._set_runner(None, "")  # as on CUDA
-    real = profiler.prepare_runner
+    real = samplers.prepare_runner
 
     @contextmanager
     def as_graph(model: nn.Module, inputs: Any, settings: MeasureSettings) -> Iterator[Any]:
@@ -410,7 +413,7 @@ def test_the_runner_is_decided_by_the_dense_network_and_kept(monkeypatch: pytest
             yield replace(ready, runner="cuda-graph", reason="it can be captured")
 
     with monkeypatch.context() as patch:
-        patch.setattr(profiler, "prepare_runner", as_graph)
+        patch.setattr(samplers, "prepare_runner", as_graph)
         source.prepare()
     made = source.header(PLAN)
     assert (made.settings, made.runner_reason) == (replace(PROFILE_SETTINGS, runner="cuda-graph"), "it can be captured")
@@ -483,7 +486,7 @@ def test_a_real_gpu_is_profiled(path: Path, runner: Any, samples: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 96, 3), nn.ReLU(), nn.Conv2d(96, 8, 1))
     example = torch.ones(64, 3, 64, 64)
     graph = trace_channels(model, example, verify=False)
-    meter = find_meter("nvml")
+    meter, before = find_meter("nvml"), torch.cuda.memory_allocated()  # other tests leave workspaces of cuBLAS
     settings = replace(PROFILE_SETTINGS, runner=runner)
     options: dict[str, Any] = {"samples": samples, "rounds": 2, "reference_every": 5, "device": "cuda"}
     try:
@@ -491,7 +494,7 @@ def test_a_real_gpu_is_profiled(path: Path, runner: Any, samples: int) -> None:
     finally:
         close_meter(meter)
     assert next(model.parameters()).device.type == "cpu"
-    assert torch.cuda.memory_allocated() < 64e6
+    assert torch.cuda.memory_allocated() - before < 64e6
     assert made.header.settings is not None
     assert made.drift is not None
     assert made.drift.references >= 3

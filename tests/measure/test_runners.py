@@ -252,7 +252,9 @@ def test_named_nodes_stay_in_float() -> None:
 def test_networks_that_differ_in_widths_are_exported_twice_and_then_built_from_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    exports, real = [], torch.onnx.export
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    exports, real, table = [], torch.onnx.export, vars(ONNXRegistry)["from_torchlib"]
     monkeypatch.setattr(torch.onnx, "export", lambda *args, **kwargs: (exports.append(1), real(*args, **kwargs))[1])
     image = torch.randn(3, 3, 8, 8)
     for width in (12, 8, 7, 6, 12):
@@ -263,6 +265,7 @@ def test_networks_that_differ_in_widths_are_exported_twice_and_then_built_from_t
         with torch.no_grad():
             assert torch.allclose(torch.from_numpy(found), model(image), atol=1e-5)
     assert len(exports) == 2
+    assert vars(ONNXRegistry)["from_torchlib"] is table  # it is replaced only during an export
 
 
 class Powers(nn.Module):
@@ -350,6 +353,26 @@ def test_a_runner_of_a_user_is_loaded_from_a_file(tmp_path: Path) -> None:
 
 # --- choose_runner -----------------------------------------------------------------------------------
 
+QUICK = MeasureSettings(window_seconds=0.01, probe_seconds=0.02, warmup_seconds=0.0, warmup_runs=1)
+
+
+def test_runners_of_about_the_lowest_cost_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One window says that bf16 is cheapest; more windows say fp16. fp32 is far from both."""
+    windows: list[tuple[str, int]] = []
+    costs = {("fp32", 1): 4.0, ("bf16", 1): 2.0, ("fp16", 1): 2.1, ("bf16", 4): 2.2, ("fp16", 4): 2.1}
+
+    def measure(run: object, meter: object, settings: MeasureSettings, **_: object) -> Any:
+        windows.append((settings.precision, settings.max_repeats))
+        return SimpleNamespace(joules=costs[windows[-1]], seconds=costs[windows[-1]])
+
+    monkeypatch.setattr(runner_search, "measure", measure)
+    settings, search = choose_runner(
+        nn.Linear(3, 3).eval(), torch.randn(2, 3), CpuTimeMeter(), QUICK, runners=["eager"]
+    )
+    assert windows == [("fp32", 1), ("bf16", 1), ("fp16", 1), ("bf16", 4), ("fp16", 4)]
+    assert settings.precision == "fp16"
+    assert [one.seconds for one in search.candidates] == [4.0, 2.2, 2.1]
+
 
 def test_the_cheapest_runner_that_keeps_outputs_and_score_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {"eager fp32 False": 4.0, "eager bf16 True": 2.0, "eager fp16 False": 1.0}
@@ -373,7 +396,7 @@ def test_the_cheapest_runner_that_keeps_outputs_and_score_is_chosen(monkeypatch:
 
     bad = {5}  # fp32, fp32 channels last, bf16, bf16 channels last, fp16
     settings, search = choose_runner(
-        model, torch.randn(2, 3, 8, 8), CpuTimeMeter(), evaluate=evaluate, runners=["eager"], report=lines.append
+        model, torch.randn(2, 3, 8, 8), CpuTimeMeter(), QUICK, evaluate=evaluate, runners=["eager"], report=lines.append
     )
     assert (settings.runner, settings.precision, settings.channels_last) == ("eager", "bf16", True)
     assert search.resource == "latency"
@@ -390,9 +413,8 @@ def test_the_cheapest_runner_that_keeps_outputs_and_score_is_chosen(monkeypatch:
 
 def test_a_runner_that_changes_the_outputs_is_not_chosen() -> None:
     model = Small().eval()
-    quick = MeasureSettings(window_seconds=0.01, probe_seconds=0.02, warmup_seconds=0.0, warmup_runs=1)
     settings, search = choose_runner(
-        model, torch.randn(2, 3, 8, 8), CpuTimeMeter(), quick, runners=["onnxruntime", "gone.py:X"],
+        model, torch.randn(2, 3, 8, 8), CpuTimeMeter(), QUICK, runners=["onnxruntime", "gone.py:X"],
         precisions=["fp32", "int8"], output_tolerance=1e-4,
     )  # fmt: skip
     named = {(one.runner, one.precision): one for one in search.candidates}

@@ -22,9 +22,10 @@ from .meter import (
     close_meter,
 )
 from .profile import CorrectedSample, Profile, ProfileHeader, Sample, merge_profiles
-from .profiler import DeviceProfiler, Progress, profile
+from .profiler import Progress, profile
 from .registry import FALLBACKS, Attempt, find_meter, probe_meters
 from .runners import InferenceRunner, PreparedRunner, prepare_runner
+from .samplers import DeviceProfiler
 from .window import measure, measure_model
 
 __all__ = [

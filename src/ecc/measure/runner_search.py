@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
     from .counter import CounterProbe
     from .meter import Clock, Meter
+    from .runners import PreparedRunner
 
 OUTPUT_TOLERANCE = 0.05
 """Allowed difference of the outputs from fp32, relative to the largest output."""
 SCORE_TOLERANCE = 0.005
 """Allowed loss of score, where a score is given: half a percentage point of accuracy."""
+
+NEAR_BEST = 1.1
+"""Candidates up to this multiple of the lowest cost are measured again, with more windows."""
+MAX_NEAR_BEST = 4
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8")
 
@@ -187,7 +192,18 @@ def choose_runner(
         score_tolerance=None if evaluate is None else score_tolerance,
         label=meter.describe().label,
     )
-    usable = [index for index, one in enumerate(candidates) if not one.excluded]
+    ranked = sorted(
+        (index for index, one in enumerate(candidates) if not one.excluded),
+        key=lambda index: made.cost(candidates[index]) or float("inf"),
+    )
+    lowest = made.cost(candidates[ranked[0]]) or float("inf")
+    near = [index for index in ranked[:MAX_NEAR_BEST] if (made.cost(candidates[index]) or 0.0) <= NEAR_BEST * lowest]
+    if len(near) > 1:
+        for index in near:
+            one = candidates[index] = search.repeat(candidates[index])
+            report(f"{one.name}, again: {one.excluded or format(one.joules, '.4g')}")
+        made = replace(made, candidates=tuple(candidates))
+    usable = [index for index in near if not candidates[index].excluded] or ranked
     made = replace(made, chosen=min(usable, key=lambda index: made.cost(candidates[index]) or float("inf")))
     return _with(settings, made.best), made
 
@@ -234,16 +250,20 @@ class _Search:
         drawn = settings.input_data == "random"
         self._inputs = draw_inputs(example_input, device) if drawn else example_input
         self._meter, self._device, self._evaluate = meter, device, evaluate
-        self._settings = replace(settings, input_data="example", min_repeats=2, max_repeats=4)
+        self._settings = replace(settings, input_data="example", min_repeats=1, max_repeats=1)
         self._calibration, self._clock = calibration, clock
         self._counter: CounterProbe | None = None
         self._wanted: Any = None
         self._score: float | None = None
 
     def candidate(self, one: RunnerCandidate, output_tolerance: float, score_tolerance: float) -> RunnerCandidate:
-        """Measure a candidate; a failure becomes the reason of its exclusion."""
+        """Measure a candidate in one window; a failure becomes the reason of its exclusion."""
+        settings = _with(self._settings, one)
+        return self._caught(one, lambda: self._measure(one, settings, output_tolerance, score_tolerance))
+
+    def _caught(self, one: RunnerCandidate, measured: Callable[[], RunnerCandidate]) -> RunnerCandidate:
         try:
-            return self._measure(one, _with(self._settings, one), output_tolerance, score_tolerance)
+            return measured()
         except Exception as error:  # noqa: BLE001 - one runtime that fails in its own way must not end the search
             reason = str(error) if isinstance(error, EccError) else first_line(error)
             return replace(one, excluded=reason.splitlines()[0][:200])
@@ -253,6 +273,11 @@ class _Search:
                 import torch
 
                 torch.cuda.empty_cache()
+
+    def repeat(self, one: RunnerCandidate) -> RunnerCandidate:
+        """Measure a candidate again, with more windows; its outputs and score are known."""
+        settings = replace(_with(self._settings, one), min_repeats=2, max_repeats=4)
+        return self._caught(one, lambda: self._cost(one, settings))
 
     def _measure(
         self, one: RunnerCandidate, settings: MeasureSettings, output_tolerance: float, score_tolerance: float
@@ -276,19 +301,18 @@ class _Search:
                 one, self._score = replace(one, score=score), score if self._score is None else self._score
                 if score < self._score - score_tolerance:
                     return replace(one, excluded=f"the score is {self._score - score:.4f} lower")
-            if self._counter is None:  # a property of the meter, so once is enough
-                self._counter = probe_under_load(
-                    ready.run, self._meter, settings, device=ready.device, is_asynchronous=ready.is_asynchronous,
-                    clock=self._clock,
-                )  # fmt: skip
-            result = measure(
-                ready.run,
-                self._meter,
-                settings,
-                device=ready.device,
-                batch=ready.batch,
-                is_asynchronous=ready.is_asynchronous,
-                counter=self._counter,
-                clock=self._clock,
-            )
+            return self._read(one, ready, settings)
+
+    def _cost(self, one: RunnerCandidate, settings: MeasureSettings) -> RunnerCandidate:
+        from .runners import prepare_runner
+
+        with prepare_runner(self._model, self._inputs, settings, calibration=self._calibration) as ready:
+            return self._read(one, ready, settings)
+
+    def _read(self, one: RunnerCandidate, ready: PreparedRunner, settings: MeasureSettings) -> RunnerCandidate:
+        """Joules and seconds of one inference."""
+        about: dict[str, Any] = {"device": ready.device, "is_asynchronous": ready.is_asynchronous, "clock": self._clock}
+        if self._counter is None:  # a property of the meter, so once is enough
+            self._counter = probe_under_load(ready.run, self._meter, settings, **about)
+        result = measure(ready.run, self._meter, settings, batch=ready.batch, counter=self._counter, **about)
         return replace(one, joules=result.joules, seconds=result.seconds)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ecc.errors import BadMeasurement, EccError, NoMeter
 from ecc.measure.meter import Measured, MeterInfo, PowerIntegrator
@@ -178,17 +179,22 @@ class _Stream:
 
     def end(self) -> None:
         """End the program."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process)
 
     def close(self) -> None:
         """Close the pipe, after its reader has ended."""
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a program, by force if it does not end within two seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout=2.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class _Latest:

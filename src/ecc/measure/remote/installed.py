@@ -8,7 +8,8 @@ from typing import Any
 from ecc.graph import ChannelGraph
 from ecc.measure.counter import CounterProbe
 from ecc.measure.meter import Analytic
-from ecc.measure.profiler import DeviceProfiler, default_device
+from ecc.measure.profiler import default_device
+from ecc.measure.samplers import DeviceProfiler
 from ecc.records import to_builtins
 from ecc.settings import Design, MeasureSettings
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadMeasurement, NoMeter
+from ecc.measure.meters.command import end_process
 
 from .wire import HEARTBEAT_SECONDS, FrameReader, FrameWriter, LinkLost
 
@@ -180,12 +181,7 @@ class Link:
                 with suppress(OSError, ValueError):  # another thread closed it
                     stream.close()
         if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=2.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end_process(self._process)
         if self._process.stderr is not None:
             with suppress(OSError, ValueError):  # another thread closed it
                 self._process.stderr.close()

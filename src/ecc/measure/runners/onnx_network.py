@@ -12,9 +12,10 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,31 @@ from .runtime import Session, import_runtime, open_session
 
 _ALLOWED, _ALLOWED_HALF = 1e-3, 0.1  # difference between a file and its network, relative to the largest output
 _MAX_KINDS = 8  # templates that are kept
+
+
+def onnx_program(program: Any, *, optimize: bool = True) -> Any:
+    """The ONNX program of an exported network.
+
+    torch builds the table of its ONNX functions anew at every export, which takes longer than a small network. Here it
+    is built once, where this version of torch has it.
+    """
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        original = vars(ONNXRegistry)["from_torchlib"]
+    except (ImportError, KeyError):
+        return torch.onnx.export(program, dynamo=True, verbose=False, optimize=optimize)
+    build = partial(_function_table, ONNXRegistry.from_torchlib)
+    try:
+        ONNXRegistry.from_torchlib = staticmethod(build)  # type: ignore[method-assign]
+        return torch.onnx.export(program, dynamo=True, verbose=False, optimize=optimize)
+    finally:
+        ONNXRegistry.from_torchlib = original  # type: ignore[method-assign]
+
+
+@cache
+def _function_table(build: Callable[..., Any], **options: Any) -> Any:
+    return build(**options)
 
 
 @contextmanager
@@ -260,9 +286,7 @@ def _files(key: tuple[Any, ...], model: nn.Module, args: Any, kwargs: Any) -> It
         template.is_usable = False  # the caller asked for another one: it did not fit
     with one_line_errors("torch cannot export this network to ONNX"):
         program = torch.export.export(model, args, kwargs)
-        found = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
-        assert found is not None  # dynamo=True
-        data: bytes = found.model_proto.SerializeToString()
+        data: bytes = onnx_program(program, optimize=False).model_proto.SerializeToString()
     if template.is_usable is None:
         template.files.append(onnx.load_model_from_string(data))
         first, last = template.files[0], template.files[-1]
