@@ -142,7 +142,7 @@ def steps_of_digits() -> StepTerms:
     return StepTerms(tuple(heights.tolist()), sizes, levels, multiples, len(structure_of("digits").groups))
 
 
-@given(pairs_of(structure_of("digits")))
+@given(st.deferred(lambda: pairs_of(structure_of("digits"))))
 def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor]) -> None:
     """Except for those of sizes that are not a multiple."""
     made = steps_of_digits()
@@ -159,7 +159,7 @@ def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor])
     assert float(made.value(pair[0])) == pytest.approx(float(small.sum()))
 
 
-@given(widths_of(structure_of("digits")), st.booleans())
+@given(st.deferred(lambda: widths_of(structure_of("digits"))), st.booleans())
 def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(widths: Tensor, at_kinks: bool) -> None:
     widths = (widths / RISE).round() * RISE if at_kinks else widths
     made, step = steps_of_digits(), 1e-4

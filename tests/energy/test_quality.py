@@ -45,13 +45,16 @@ def numbered(count: int) -> Samples:
 
 
 def test_errors_are_summarised_by_hand() -> None:
-    errors = summarize_errors(np.array([0.3, -0.2, 0.4, -0.1]), chain_samples((8, 6), (4, 3), (1, 6), (6, 5)))
-    assert errors.samples == 4
-    assert errors.mean == pytest.approx(0.25)
-    assert errors.bias == pytest.approx(0.1)
+    samples = chain_samples((8, 6), (4, 3), (1, 6), (6, 5), (1, 1))
+    samples.values[-1] = 0.5
+    errors = summarize_errors(np.array([0.3, -0.2, 0.4, -0.1, 2.0]), samples)
+    assert errors.samples == 5
+    # without the dense and the smallest network
+    assert errors.mean == pytest.approx(0.7 / 3)
+    assert errors.bias == pytest.approx(0.1 / 3)
     assert errors.max == pytest.approx(0.4)
-    assert errors.p90 == pytest.approx(0.3 + 0.7 * 0.1)  # 0.9 * 3 steps along 0.1, 0.2, 0.3, 0.4
-    assert errors.dense == pytest.approx(0.3)
+    assert errors.p90 == pytest.approx(0.2 + 0.8 * 0.2)  # 0.9 * 2 steps along 0.1, 0.2, 0.4
+    assert (errors.dense, errors.smallest) == pytest.approx((0.3, 2.0))
     assert errors.near_dense == pytest.approx(0.1)  # (6, 5) only; dense is separate
     assert errors.uniform == pytest.approx(0.15)  # (4, 3) and (6, 5); (1, 6) is not uniform, dense is above the range
     assert summarize_errors(np.array([-0.1, 0.2]), chain_samples((8, 6), (4, 3))).dense == pytest.approx(-0.1)
@@ -61,7 +64,10 @@ def test_errors_are_summarised_by_hand() -> None:
 
 def test_each_sample_is_predicted_by_a_model_fitted_without_its_fold() -> None:
     samples = samples_from(random_fitted("physical", chain()), chain(), 25, noise=0.1)
-    fold = folds(25, 10)
+    ends = samples.is_dense | (samples.values == samples.values.min())
+    assert ends.sum() == 1  # no dense network among these
+    fold = np.full(25, -1)
+    fold[~ends] = folds(24, 10)
     expected = []
     for number in range(25):
         model = bilinear(samples.take(fold != fold[number]))

@@ -3,6 +3,9 @@
 The mean error at random widths flatters a model. Compression starts at the dense network and follows a path of ever
 smaller ones, so the error there is reported as well. Bias is reported beside the mean error, because an optimizer turns
 bias into a missed budget, and so is the measurement noise, which no model can get below.
+
+Every profile contains the dense network and the smallest one, so a model is only asked about networks between the two.
+Both therefore belong to every fit of the cross-validation. Their own errors, when left out, are reported separately.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ecc.measure.profile import Profile
 
@@ -41,6 +45,7 @@ class FitErrors:
     """Relative errors of one family on samples that it was not fitted to: prediction / value - 1."""
 
     samples: int
+    """All samples. Mean, p90, max and bias leave out the dense and the smallest network."""
     mean: float
     """Mean absolute error."""
     p90: float
@@ -53,6 +58,8 @@ class FitErrors:
     """Error at the dense network, left out of the fit; None if it was not sampled."""
     dense_fitted: float | None = None
     """Error at the dense network in the final fit, which includes it."""
+    smallest: float | None = None
+    """Error at the network with the lowest cost, left out of the fit."""
     near_dense: float | None
     """Mean absolute error of networks near dense; None if there are none."""
     uniform: float | None
@@ -88,17 +95,30 @@ class FitQuality:
 def cross_validate(family: Family, samples: Samples, count: int = FOLDS) -> Array:
     """Relative error of each sample under a model that was fitted without its fold.
 
+    The dense and the smallest network are a fold each; see the module.
+
     Raises:
         BadMeasurement: If there are too few samples.
     """
     check_sample_count(samples)
-    fold = folds(len(samples), min(count, len(samples)))
+    ends = range_ends(samples)
+    number = min(count, int((~ends).sum()))
+    fold = np.empty(len(samples), dtype=np.intp)
+    fold[~ends] = folds(int((~ends).sum()), number)
+    fold[ends] = number + np.arange(ends.sum())
     errors = np.empty(len(samples))
-    for number in range(fold.max() + 1):
-        here = fold == number
+    for each in range(fold.max() + 1):
+        here = fold == each
         model = family(samples.take(~here))
         errors[here] = model.at(samples.widths[here]) / samples.values[here] - 1
     return errors
+
+
+def range_ends(samples: Samples) -> NDArray[np.bool_]:
+    """Whether a sample is the dense network or the one with the lowest cost."""
+    ends = samples.is_dense.copy()
+    ends[np.argmin(samples.values)] = True
+    return ends
 
 
 def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None = None) -> FitErrors:
@@ -108,14 +128,15 @@ def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None
     mean_ratio = ratios.mean(axis=1)
     low, high = UNIFORM_RATIOS
     uniform = (ratios.std(axis=1) < _UNIFORM_STD) & (mean_ratio > low) & (mean_ratio < high)
-    dense = samples.is_dense
+    dense, inner = samples.is_dense, ~range_ends(samples)
     near = (mean_ratio > NEAR_DENSE) & ~dense
     return FitErrors(
         samples=len(samples),
-        mean=float(size.mean()),
-        p90=float(np.quantile(size, 0.9)),
-        max=float(size.max()),
-        bias=float(errors.mean()),
+        mean=float(size[inner].mean()),
+        p90=float(np.quantile(size[inner], 0.9)),
+        max=float(size[inner].max()),
+        bias=float(errors[inner].mean()),
+        smallest=float(errors[np.argmin(samples.values)]),
         dense=float(errors[dense].mean()) if dense.any() else None,
         dense_fitted=dense_fitted,
         near_dense=float(size[near].mean()) if near.any() else None,
