@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecc.energy import EnergyModel, fit, parse_budgets
+from ecc.energy import EnergyModel, counted_cost, fit, parse_budgets
 from ecc.energy.families import FittedModel, bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
-from ecc.methods import CompressedModel, Compression, CompressSettings
+from ecc.methods import CompressedModel, Compression, CompressSettings, PruningContext
 from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
+from ecc.training import BatchStream
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_size
 from methods.nets import Concat, Residual, TransformerMlp, chain, depthwise, grouped, transposed
@@ -109,6 +110,25 @@ def noise_batches(shape: tuple[int, ...], epoch: int) -> Iterator[tuple[Tensor, 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten(1).mean(1) - targets).square().mean()
+
+
+def one_shot_context(task: Task, graph: ChannelGraph, share: float, held_out: Any, **fields: Any) -> PruningContext:
+    """The context of a method that does not train, with a budget on MACs."""
+    cost = counted_cost(graph, "macs")
+    return PruningContext(
+        model=task.model,
+        graph=graph,
+        costs=(cost,),
+        targets=[share * cost.dense],
+        settings=CompressSettings(prune_steps=0, finetune_steps=0),
+        width_multiple=1,
+        stream=BatchStream(task),
+        teacher=None,
+        held_out=held_out,
+        train=lambda *_: None,
+        log=lambda _: None,
+        **fields,
+    )
 
 
 def wide_task(name: str = "chain", **fields: Any) -> Task:

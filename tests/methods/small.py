@@ -17,6 +17,7 @@ from ecc.methods import (
     NetAdaptSettings,
     Uniform,
 )
+from ecc.methods.baselines.greedy import GreedyTaylor
 
 SMALL: dict[str, Callable[[], Method]] = {
     "ecc": Ecc,
@@ -24,7 +25,9 @@ SMALL: dict[str, Callable[[], Method]] = {
     "amc": lambda: Amc(AmcSettings(episodes=6, episodes_per_step=3)),
     "eap": Eap,
     "lcp": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2)),
+    "legr": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2, scale=True)),
     "uniform": Uniform,
     "greedy": Greedy,
+    "greedy_taylor": GreedyTaylor,
 }
 """A new method is a row here."""

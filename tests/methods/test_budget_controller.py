@@ -86,7 +86,7 @@ def models(name: str = "chain", factor: float = 1.0) -> tuple[EnergyModel, Energ
 @pytest.mark.parametrize(
     ("name", "share", "factor"),
     [
-        pytest.param(name, *((0.6, 1.25), (0.35, 0.8))[n % 2], marks=[pytest.mark.thorough] * (n > 2))
+        pytest.param(name, *((0.6, 1.25), (0.35, 0.8))[n % 2], marks=[pytest.mark.thorough] * (n > 1))
         for n, name in enumerate(WIDE)
     ],
 )
@@ -126,7 +126,10 @@ def test_a_right_model_takes_few_readings_at_the_checkpoints_and_none_after_the_
         assert checkpoint <= check.progress < checkpoint + 1 / 24 + 1e-9  # 24 steps of the ramp
 
 
-@pytest.mark.parametrize(("relative_ci", "margin"), [(None, 0.002), (0.0001, 0.002), (0.008, 0.008), (0.2, 0.015)])
+MORE_MARGINS = [pytest.param(*one, marks=pytest.mark.thorough) for one in ((None, 0.002), (0.2, 0.015))]
+
+
+@pytest.mark.parametrize(("relative_ci", "margin"), [(0.0001, 0.002), (0.008, 0.008), *MORE_MARGINS])
 def test_targets_are_corrected_by_the_measured_error_less_a_margin(relative_ci: float | None, margin: float) -> None:
     true, wrong = models("residual", 0.8)
     params = counted_cost(wide("residual")[2], "params")
@@ -157,7 +160,7 @@ def test_energy_and_latency_are_corrected_separately() -> None:
             assert check.targets[model.resource] == pytest.approx(0.998 * limit * ratio)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_short_schedule_is_measured_at_its_end(steps: int) -> None:
     true, wrong = models(factor=0.8)
     limit = 0.5 * true.dense
@@ -248,7 +251,7 @@ def test_a_method_is_repeated_until_the_measured_cost_meets_the_budget(factor: f
     assert control.controller.is_met
     assert checks[-1].measured["energy"] <= limit
     assert bool(control.controller.note) == (checks[-1].measured["energy"] < TOLERANCE_BAND[0] * limit)
-    assert [check for check in seen if check is not None] == checks
+    assert [check for checks_of_a_step in seen for check in checks_of_a_step] == checks
 
 
 @pytest.mark.parametrize("fixed", [0.02, *(pytest.param(one, marks=pytest.mark.thorough) for one in (0.15, 0.3))])

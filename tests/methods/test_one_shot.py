@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.energy import counted_cost
 from ecc.graph import live_channels, mask_branches_, mask_channels_, removed_branches, trace_channels
 from ecc.methods.base import PruningContext
 from ecc.methods.one_shot import OneShot, OneShotSettings, _less
 from ecc.methods.reconstruction import linear_consumers, reconstruct_, record_outputs
-from ecc.settings import CompressSettings
 from ecc.task import Task
-from ecc.training import BatchStream
+from methods.jobs import one_shot_context
 
 
 class Block(nn.Module):
@@ -103,7 +101,6 @@ def test_norms_after_the_sum_are_not_taken_for_norms_before_it() -> None:
 
 def context_of(net: nn.Module, share: float) -> PruningContext:
     graph = trace_channels(net, data(1)[0], verify=False)
-    cost = counted_cost(graph, "macs")
     inputs, dense = data(), copy.deepcopy(net)
     batches = [(x, dense(x).detach()) for x in inputs]
 
@@ -111,20 +108,7 @@ def context_of(net: nn.Module, share: float) -> PruningContext:
         return (outputs - targets).square().mean() + outputs.square().mean()
 
     task = Task(name="blocks", model=net, example_input=inputs[0], loss=loss, train_batches=batches)
-    return PruningContext(
-        model=net,
-        graph=graph,
-        costs=(cost,),
-        targets=[share * cost.dense],
-        settings=CompressSettings(prune_steps=0, finetune_steps=0),
-        width_multiple=1,
-        stream=BatchStream(task),
-        teacher=None,
-        held_out=lambda model: -error_of(model, dense, inputs[:4]),
-        train=lambda *_: None,
-        log=lambda _: None,
-        loss=loss,
-    )
+    return one_shot_context(task, graph, share, lambda model: -error_of(model, dense, inputs[:4]), loss=loss)
 
 
 def test_it_meets_its_target_and_follows_a_changed_one(net: Blocks) -> None:

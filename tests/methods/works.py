@@ -46,6 +46,7 @@ def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1,
         held_out=held_out,
         train=train_candidate,
         log=lines.append,
+        loss=squared,
         training=training,
     )
     context.lines = lines  # type: ignore[attr-defined]

@@ -209,13 +209,28 @@ def check_needs_held_out(method: Method, task: Task) -> None:
         )
 
 
+def check_trainable(task: Task) -> None:
+    """Refuse a task that cannot be trained, before anything is measured."""
+    if task.train_batches is None:
+        raise BadTask(
+            f"task {task.name!r} has no train_batches, which compressing needs; give them to ecc.Task. A bundled "
+            "network gets them with --data FOLDER."
+        )
+    if not any(parameter.requires_grad for parameter in task.model.parameters()):
+        raise BadTask(f"no parameter of task {task.name!r} is trainable; call model.requires_grad_(True) first.")
+    for name, tensor in task.model.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadTask(f"{name} of task {task.name!r} contains NaN or infinite values.")
+
+
 def check_method(method: Method, task: Task, settings: CompressSettings) -> None:
     """Check that a method can be used for a task with these settings, before anything is measured.
 
     Raises:
-        BadTask: If it needs held-out data, and the task has none.
+        BadTask: If the task cannot be trained, or the method needs held-out data and the task has none.
         EccError: If it prunes while it trains, and there are no steps for it.
     """
+    check_trainable(task)
     check_needs_held_out(method, task)
     if has_schedule(method) and settings.prune_steps < 1:
         raise EccError(

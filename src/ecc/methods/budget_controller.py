@@ -108,11 +108,11 @@ class BudgetController:
         self._prune_again = False  # step although the method is done, because the targets were raised
         self._chosen: _Bracket | None = None  # widths that were measured and are being pruned to
 
-    def run(self, after_step: Callable[[CostCheck | None], None]) -> None:
+    def run(self, after_step: Callable[[list[CostCheck]], None]) -> None:
         """Step the method until the measured cost meets the budget, or cannot meet it.
 
         Args:
-            after_step: Called after every step, with the measurement if there was one. The state can be saved then.
+            after_step: Called after every step with its measurements, often none. The state can be saved then.
 
         Raises:
             InfeasibleBudget: If a measurement during pruning shows that the budget cannot be met.
@@ -121,7 +121,9 @@ class BudgetController:
             if self._prune_again or not self._method.is_done:
                 self._method.step()
                 self.steps, self._prune_again = self.steps + 1, False
-            after_step(self.after_step())
+            known = len(self.checks)
+            self._after_step()
+            after_step(self.checks[known:])
 
     @property
     def is_finished(self) -> bool:
@@ -129,61 +131,58 @@ class BudgetController:
         is_decided = self.is_met or bool(self.note)
         return is_decided and (self._method.is_done or schedule_progress(self._method) is None)
 
-    def after_step(self) -> CostCheck | None:
-        """Measure and correct the targets if it is time.
-
-        Returns:
-            The measurement, or None.
-        """
+    def _after_step(self) -> None:
+        """Measure and correct the targets if it is time."""
         progress = schedule_progress(self._method)
         is_last = self._method.is_done and not self._prune_again
         if progress is None:
             if not is_last:
-                return None
+                return
         elif not is_last and (self.is_met or self.note or progress < CHECKPOINTS[self._next_checkpoint]):
-            return None
+            return
         widths = self._context.named_widths()
         if self.is_met or self.note:  # the network has been trained since
             if widths == self.checks[-1].widths:
-                return None
+                return
             self.is_met, self.note = False, ""
         is_final = progress is None or progress >= 1.0 or is_last
-        known = self._accept_chosen(widths) if is_final else self._measure_proposals(progress or 0.0)
-        if known is not None:
-            return known
+        if self._accept_chosen(widths) if is_final else self._measure_proposals(progress or 0.0):
+            return
         if is_final and any(widths == check.widths for check in self.checks if check.progress >= 1.0):
             # Measured often enough, a network above its budget would pass by chance.
-            return self._stop_at_best()
+            self._stop_at_best()
+            return
         check = self._check(widths, 1.0 if progress is None else progress)
         self.checks.append(check)
         if progress is not None:
             while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
                 self._next_checkpoint += 1  # a short schedule passes several at once
         if is_final:
-            return self._decide(check) or check
-        self._context.targets = list(check.targets.values())
-        return check
+            self._decide(check)
+        else:
+            self._context.targets = list(check.targets.values())
 
-    def _accept_chosen(self, widths: Mapping[str, int]) -> CostCheck | None:
+    def _accept_chosen(self, widths: Mapping[str, int]) -> bool:
         """If the network has the chosen widths, they need not be measured again."""
         if self._chosen is None or widths != self._chosen.check.widths:
-            return None
+            return False
         check = replace(self._chosen.check, step=self.steps, progress=1.0)
         self.checks.append(check)
         self._chosen = None
-        return self._decide(check) or check
+        self._decide(check)
+        return True
 
-    def _measure_proposals(self, progress: float) -> CostCheck | None:
+    def _measure_proposals(self, progress: float) -> bool:
         """Measure widths that the method would prune to, until some are within the band, and choose these.
 
         The first checkpoint only corrects the targets. The choice at the second one leaves room for more channels. The
         third one is used if nothing was within the band.
         """
         if not hasattr(self._method, "propose"):
-            return None
+            return False
         first = self._propose(self._context.targets)
         if first is None:
-            return None
+            return False
         readings = READINGS[self._next_checkpoint]
         while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
             readings = max(readings, READINGS[self._next_checkpoint])  # a short schedule passes several at once
@@ -193,7 +192,7 @@ class BudgetController:
             if self._ratio(check) <= self._band[1]:  # nothing has to be pruned
                 self.checks.append(check)
                 self._context.targets = list(check.targets.values())
-                return check
+                return True
         found = self._search(first, readings, progress)
         if self._chosen is not None and self._can_reach(self._chosen.check.widths):
             found.append(self._chosen)  # the best one of the checkpoint before
@@ -213,7 +212,7 @@ class BudgetController:
         if self._chosen is not None and (is_good or is_last):
             self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
             self._next_checkpoint = len(CHECKPOINTS) - 1
-        return self.checks[-1]
+        return True
 
     def _can_reach(self, widths: Mapping[str, int]) -> bool:
         """Whether the present network can be pruned to these widths."""
@@ -360,12 +359,8 @@ class BudgetController:
             targets=targets,
         )
 
-    def _decide(self, check: CostCheck) -> CostCheck | None:
-        """After the end of the schedule: accept the result, correct the targets once more, or give up with a note.
-
-        Returns:
-            An earlier check, if the result goes back to it.
-        """
+    def _decide(self, check: CostCheck) -> None:
+        """After the end of the schedule: accept the result, correct the targets once more, or give up with a note."""
         context = self._context
         ratios = budget_ratios(check.measured, check.predicted, context.costs, self._limits)
         tightest = max(ratios, key=ratios.__getitem__)
@@ -375,7 +370,7 @@ class BudgetController:
         elif self._band[0] <= ratio <= self._band[1]:
             self.is_met = True
         elif ratio < self._band[0] or self._below is not None:
-            return self._approach_band(check, ratio)
+            self._approach_band(check, ratio)
         elif self._corrections >= MAX_CORRECTIONS:
             self.note = f"{where} after {self._corrections} corrections."
         elif schedule_progress(self._method) is not None and self._method.is_done:
@@ -385,9 +380,8 @@ class BudgetController:
         else:
             self._corrections += 1
             context.targets = list(check.targets.values())
-        return None
 
-    def _approach_band(self, check: CostCheck, ratio: float) -> CostCheck | None:
+    def _approach_band(self, check: CostCheck, ratio: float) -> None:
         """Search for a larger network that still meets the budget, between one that is too small and one too large.
 
         Only a method that prunes from the dense network can give a larger network. The first larger targets are the
@@ -402,19 +396,19 @@ class BudgetController:
         raises = any(new > old for new, old in zip(check.targets.values(), context.targets, strict=True))
         can_grow = getattr(self._method, "prunes_from_dense", False) and (raises or self._above is not None)
         if not can_grow or self._corrections >= MAX_CORRECTIONS:
-            return self._stop_at_best()
+            self._stop_at_best()
+            return
         self._corrections, self._prune_again = self._corrections + 1, True
         context.targets = self._next_targets(check, self._below, self._above)
-        return None
 
-    def _stop_at_best(self) -> CostCheck | None:
+    def _stop_at_best(self) -> None:
         """No other network can be had: go back to the largest one within the budget, if there was one."""
         last, context = self.checks[-1], self._context
         if self._below is None:
             self.note = (
                 f"the cost is {self._ratio(last):.1%} of the budget, and {self._method.name} does not prune further."
             )
-            return None
+            return
         if context.targets != self._below.targets:
             context.targets = list(self._below.targets)
             self._method.step()
@@ -422,10 +416,8 @@ class BudgetController:
         self.note = (
             f"the cost is {self._below.ratio:.1%} of the budget, below {self._band[0]:.0%}: widths change in steps."
         )
-        if last == self._below.check:
-            return None
-        self.checks.append(self._below.check)
-        return self._below.check
+        if last != self._below.check:
+            self.checks.append(self._below.check)
 
     def _is_dense(self, widths: Mapping[str, int]) -> bool:
         return widths == self._context.graph.full_widths

@@ -288,12 +288,13 @@ class Compression(CompressionRunner):
             with nullcontext() if has_schedule(method) else StopRequests() as stop:
                 saver = None if stop is None else _Saver(self, context, controller, stop)
 
-                def after_step(check: CostCheck | None) -> None:
-                    if check is not None:
+                def after_step(checks: list[CostCheck]) -> None:
+                    for check in checks:
                         self._log(replace(check, total=self.stream.total))
-                        self.report(self._describe(check))
+                    if checks:
+                        self.report(self._describe(checks[-1]))
                     if saver is not None:
-                        saver.after_step(check)
+                        saver.after_step(is_measured=bool(checks))
 
                 controller.run(after_step)
             for training in started:
@@ -541,11 +542,11 @@ class _Saver:
         self._job, self._context, self._controller, self._stop = job, context, controller, stop
         self._saved_at = time.monotonic()
 
-    def after_step(self, check: CostCheck | None) -> None:
+    def after_step(self, *, is_measured: bool) -> None:
         settings, folder = self._job.settings.train, self._job.folder
         age, stop = time.monotonic() - self._saved_at, self._stop.signum
         is_due = settings.checkpoint_steps is not None or (settings.checkpoint_seconds or math.inf) <= age
-        if check is not None or is_due or stop:
+        if is_measured or is_due or stop:
             self._saved_at = time.monotonic()
             model, stream = self._context.model.state_dict(), self._context.stream.state()
             folder.save({"phase": "prune", "model": model, "stream": stream, "extra": self._job._state()})

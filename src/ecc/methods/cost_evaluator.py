@@ -17,8 +17,8 @@ from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
 from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
 from ecc.measure.profile import Sample
-from ecc.measure.profiler import open_profiler
 from ecc.measure.remote.client import RemoteProfiler, SessionRestarted
+from ecc.measure.samplers import open_profiler
 from ecc.settings import deployment
 from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext

@@ -10,11 +10,12 @@ from .base import Method
 from .baselines.amc import Amc, AmcSettings
 from .baselines.eap import Eap
 from .baselines.flap import Flap
-from .baselines.greedy import Greedy
+from .baselines.greedy import Greedy, GreedyTaylor
 from .baselines.lcp import Lcp, LcpSettings
 from .baselines.llm_pruner import LlmPruner
 from .baselines.netadapt import NetAdapt
 from .baselines.shortgpt import ShortGpt
+from .baselines.torch_pruning import TorchPruning, TorchPruningSettings
 from .baselines.two_ssp import TwoSsp
 from .baselines.uniform import Uniform
 from .baselines.wanda_sp import WandaSp
@@ -27,8 +28,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "amc": Amc,
     "eap": Eap,
     "lcp": Lcp,
+    "legr": lambda: Lcp(LcpSettings(scale=True)),
     "uniform": Uniform,
     "greedy": Greedy,
+    "greedy_taylor": GreedyTaylor,
+    "tp_magnitude": TorchPruning,
+    "tp_taylor": lambda: TorchPruning(TorchPruningSettings(importance="taylor")),
     "one_shot": OneShot,
     "wanda_sp": WandaSp,
     "flap": Flap,
@@ -41,6 +46,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 _QUICK: dict[str, Callable[[], Method]] = {
     "amc": lambda: Amc(AmcSettings(episodes=40)),
     "lcp": lambda: Lcp(LcpSettings(candidates=40, population=16, tournament=4)),
+    "legr": lambda: Lcp(LcpSettings(scale=True, candidates=40, population=16, tournament=4)),
 }
 """Methods that evaluate hundreds of networks, with a tenth of them."""
 

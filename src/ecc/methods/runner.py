@@ -44,6 +44,8 @@ from ecc.training import (
     weights_checksum,
 )
 
+from .base import check_trainable
+
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 SLOW_DATA = 0.5
@@ -105,7 +107,7 @@ class CompressionRunner(ABC):
         device: torch.device | str,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        _check_trainable(task)
+        check_trainable(task)
         self._make_optimizer = optimizer
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
         self.distributed = DistributedContext(self.device)
@@ -261,6 +263,8 @@ class CompressionRunner(ABC):
 
     def _score(self, name: str, model: nn.Module) -> None:
         """Evaluate the network, once for each of `SCORES`."""
+        if self.task.evaluate is None and name == "dense":
+            self.report("no score: no evaluate= given")
         if name in self.scores or self.task.evaluate is None:
             return
         with wrap_user_errors(f"evaluate of task {self.task.name!r}"):
@@ -300,17 +304,3 @@ def describe_slow_data(device: torch.device, drawing: float, seconds: float) -> 
         f"{drawing / seconds:.0%} of the training time was spent in train_batches. Prepare batches in worker processes "
         "(torch.utils.data.DataLoader(num_workers=...)) or on the device."
     )
-
-
-def _check_trainable(task: Task) -> None:
-    """Refuse a task that cannot be trained, before anything is spent on it."""
-    if task.train_batches is None:
-        raise BadTask(
-            f"task {task.name!r} has no train_batches, which compressing needs. "
-            "A bundled network gets them with --data FOLDER."
-        )
-    if not any(parameter.requires_grad for parameter in task.model.parameters()):
-        raise BadTask(f"no parameter of task {task.name!r} is trainable; call model.requires_grad_(True) first.")
-    for name, tensor in task.model.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise BadTask(f"{name} of task {task.name!r} contains NaN or infinite values.")

@@ -12,7 +12,7 @@ from ecc.methods.base import Method
 from ecc.methods.baselines.amc import Amc, AmcSettings
 from ecc.methods.baselines.ddpg import DdpgSettings
 from ecc.methods.baselines.eap import Eap, EapSettings
-from ecc.methods.baselines.greedy import Greedy
+from ecc.methods.baselines.greedy import Greedy, GreedyTaylor
 from ecc.methods.baselines.lcp import Lcp, LcpSettings
 from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.methods.baselines.uniform import Uniform
@@ -24,7 +24,7 @@ def amc(episodes: int = 6, **settings: Any) -> Amc:
 
 
 def eap(**settings: Any) -> Eap:
-    return Eap(EapSettings(**{"batches": 2, "rows": 256, **settings}))
+    return Eap(EapSettings(**{"batches": 2, "rows": 256, "prune_ratio": None, "finetune_steps": 0, **settings}))
 
 
 def lcp(**settings: Any) -> Lcp:
@@ -38,10 +38,11 @@ def netadapt(**settings: Any) -> NetAdapt:
 BASELINES: dict[str, Callable[[], Method]] = {
     "uniform": Uniform,
     "greedy": Greedy,
+    "greedy_taylor": GreedyTaylor,
     "netadapt": netadapt,
     "amc": amc,
     "eap": eap,
-    "eap in passes": lambda: eap(prune_ratio=0.25, finetune_steps=1),
+    "eap in passes": lambda: eap(prune_ratio=0.25, finetune_steps=None),
     "lcp": lcp,
     "legr": lambda: lcp(scale=True, short_steps=1),
 }

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecc.graph import Role, live_masks
 from ecc.methods import PruningContext
 from ecc.methods.base import magnitudes
-from ecc.methods.baselines.eap import Eap
+from ecc.methods.baselines.eap import Eap, EapSettings
 from ecc.methods.baselines.refit import collect_samples
 from methods.baselines.cases import eap, finish, lines_of
 from methods.nets import macs_cost
@@ -88,7 +88,7 @@ def test_the_cost_furthest_above_its_target_decides_and_needs_no_layers() -> Non
 
 
 def output_errors(method: Eap, context: PruningContext, paths: list[str]) -> Tensor:
-    batches = method._calibration()
+    batches = method._batches.inputs()
     dense, now = (collect_samples(net, paths, batches, 10_000) for net in (method._dense, context.model))
     return torch.stack([(dense[path].outputs - now[path].outputs).square().mean() for path in paths])
 
@@ -150,3 +150,21 @@ def test_training_after_each_pass_keeps_masked_channels_masked() -> None:
     passes = max(line["pass"] for line in lines_of(context))
     assert context.stream.lineage == 2 * (passes - 1) > 0
     assert context.constraint_violation(context.widths()) <= 0
+
+
+def test_by_default_the_pruning_steps_are_divided_among_the_passes() -> None:
+    context = work_of("chain", share=0.3, prune_steps=60)
+    calls, real = [], context.train
+
+    def train(model: nn.Module, steps: int, *rest: Any) -> None:
+        calls.append(steps)
+        real(model, steps, *rest)
+
+    context.train = train
+    finish(Eap(), context)
+    assert len(calls) == max(line["pass"] for line in lines_of(context)) - 1 >= 2
+    assert min(calls) >= 10
+    assert 40 <= context.stream.total <= 60
+    assert EapSettings().prune_ratio == 0.25
+    ratios = [context.named_widths()[group.name] / group.width for group in context.graph.prunable]
+    assert max(ratios) - min(ratios) > 0.05  # the most expensive groups lose more

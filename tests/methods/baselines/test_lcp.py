@@ -102,7 +102,7 @@ def test_candidates_are_trained_on_forks_from_the_same_position() -> None:
     context.train = train
     finish(lcp(candidates=3, short_steps=2), context)
     assert calls == [(2, context.settings.lr, 0)] * 3
-    assert (context.stream.total, context.stream.lineage) == (6, 0)
+    assert (context.stream.total, context.stream.lineage) == (6 + LcpSettings().batches, 0)
 
 
 # ---------------------------------------------------------------- evolution

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from ecc.energy import counted_cost
+from ecc.graph import trace_channels
 from ecc.methods import PruningContext
 from ecc.methods.base import magnitudes
+from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.methods.baselines.widths import allowed_widths
 from ecc.training import BatchStream
+from ecc.zoo.resnet_cifar import resnet56
 from methods.baselines.cases import finish, lines_of, netadapt
 from methods.jobs import true_model
 from methods.works import work_of
@@ -197,3 +202,45 @@ def test_by_default_the_pruning_steps_are_divided_among_rounds_and_candidates(sh
         assert len({steps for _, steps in mine}) == 1
     totals = [line["total"] for line in method.rounds]
     assert totals[-1] > totals[len(totals) // 2 - 1]  # later rounds are trained too
+
+
+def test_by_default_half_of_the_groups_can_meet_the_reduction_of_a_round() -> None:
+    context, model = work_of(), resnet56()
+    context.model, context.graph = model, trace_channels(model, torch.randn(1, 3, 32, 32), verify=False)
+    cost = counted_cost(context.graph, "macs")
+    context.costs, context.targets = (cost,), [0.47 * cost.dense]
+    method = NetAdapt()
+    method.start(context)
+    widths = full_of(context)
+    while (target := method.target(widths)) > 0:
+        able = len(slow_proposals(context, widths, target))
+        can = sum(allowed[0] < width for allowed, width in zip(allowed_widths(context), widths, strict=True))
+        assert able >= can / 2, (len(method.rounds), able, can)
+        widths = list(random.Random(len(method.rounds)).choice(method.proposals(widths, target)).widths)
+        method.rounds.append({})
+    assert len(method.rounds) > 15
+    assert method.settings.reduction(0, 0.01) == 0.01
+    assert NetAdaptSettings(initial_reduction=0.2).reduction(0, 0.01) == 0.2
+
+
+def test_the_best_candidates_without_training_are_trained() -> None:
+    context = work_of("residual", share=0.5, prune_steps=2000)
+    method, seen = started(context, short_steps=None, initial_reduction=0.04), trainings(context)
+    full = full_of(context)
+    count = len(method.proposals(full, method.target(full)))
+    trained, steps = method.short_training(count)
+    assert (trained, steps) == (1, 2000 // 15)  # fifteen rounds of 133 steps: one candidate can have 100
+    context.held_out = lambda model: float(context.widths(model)[1])
+    proposals = method.proposals(full, method.target(full))
+    expected = max(proposals, key=lambda one: (one.widths[1], -context.constraint_violation(one.widths)))
+    method.step()
+    assert seen == [(expected.widths, steps)]
+    assert count > 1
+
+
+def test_the_published_search_cost_is_not_limited_by_the_pruning_steps() -> None:
+    context = work_of("residual", share=0.6, prune_steps=2)
+    method, seen = started(context, short_steps=3, within_prune_steps=False, initial_reduction=0.3), trainings(context)
+    finish(method, context)
+    assert {steps for _, steps in seen} == {3}
+    assert context.stream.total == 3 * len(seen) > 2

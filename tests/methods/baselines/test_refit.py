@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ecc.methods.baselines.refit import (
     ConsumerView,
+    DenseRefit,
     Samples,
     collect_samples,
     columns_of,
@@ -213,3 +214,24 @@ def test_ties_are_restored_in_the_given_order() -> None:
     view = ConsumerView(Samples(inputs, layer(inputs).detach()), layer, torch.arange(3)[:, None])
     for removed in itertools.permutations(range(3), 2):
         assert restore_best([view], removed, 1) == [removed[0]]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_refit_from_products_equals_one_from_samples(bias: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, bias=bias), nn.ReLU(), nn.Conv2d(6, 4, 3, bias=bias), nn.Conv2d(4, 2, 1))
+    batches = [drawn(4, 3, 9, 9), drawn(4, 3, 9, 9, seed=1)]
+    many = DenseRefit(net, ["2", "3", "9"], batches, rows=150, ridge=1e-3)
+    samples = collect_samples(net, ["2"], batches, 150)["2"]
+    pruned, expected = copy.deepcopy(net), copy.deepcopy(net)
+    for one in (pruned, expected):
+        with torch.no_grad():
+            one[2].weight[:, [1, 4]] = 0
+    untouched = copy.deepcopy(pruned[3].state_dict())
+    masked = samples.inputs.clone().view(len(samples.inputs), 6, -1)
+    masked[:, [1, 4]] = 0
+    refit_(expected[2], masked.flatten(1), samples.outputs, 1e-3)
+    many.apply_(pruned)
+    assert not pruned[2].weight[:, [1, 4]].any()
+    torch.testing.assert_close(pruned[2].weight, expected[2].weight, rtol=1e-3, atol=1e-4)
+    assert all(torch.equal(value, untouched[key]) for key, value in pruned[3].state_dict().items())  # lost no input

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from ecc.energy import counted_cost
 from ecc.graph import trace_channels
 from ecc.methods.base import PruningContext
 from ecc.methods.baselines.widths import uniform_widths
 from ecc.methods.calibration import activation_statistics, block_influence
 from ecc.methods.registry import find_method
-from ecc.settings import CompressSettings
 from ecc.task import Task
-from ecc.training import BatchStream
 from ecc.zoo.language import LogLikelihood, TokenBatches
+from methods.jobs import one_shot_context
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
@@ -49,20 +47,7 @@ def context_of(traced: tuple[Any, Any], share: float) -> PruningContext:
     task = Task(
         name="tiny", model=model, example_input={"input_ids": TOKENS[:2]}, train_batches=TokenBatches(TOKENS[:20], 4)
     )
-    cost = counted_cost(graph, "macs")
-    return PruningContext(
-        model=model,
-        graph=graph,
-        costs=(cost,),
-        targets=[share * cost.dense],
-        settings=CompressSettings(prune_steps=0, finetune_steps=0),
-        width_multiple=1,
-        stream=BatchStream(task),
-        teacher=None,
-        held_out=LogLikelihood(TOKENS[20:]),
-        train=lambda *_: None,
-        log=lambda _: None,
-    )
+    return one_shot_context(task, graph, share, LogLikelihood(TOKENS[20:]))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from scipy.sparse import csr_array
 
 from ecc.energy import counted_cost
 from ecc.energy.cost import CostForm, SwitchedTerms
-from ecc.graph import removed_branches, slim, trace_channels
+from ecc.graph import ChannelGraph, removed_branches, slim, trace_channels
 from ecc.methods import EccSolver
 from ecc.methods.ecc.allocation import WidthAllocator
 from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.planner import WidthPlanner, allowed_widths
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import WidthPlanner, allowed_widths
 from ecc.zoo import ERFNet
 from methods.nets import bare_graph, traced, train
 
@@ -112,11 +113,15 @@ def test_one_channel_worth_more_than_all_others_does_not_blind_it() -> None:
     assert WidthAllocator([form], [23.0], [[8, 4]] * 3).solve(losses).widths == (8, 4, 8)
 
 
+@cache
+def erfnet() -> ChannelGraph:
+    return trace_channels(ERFNet(), torch.zeros(1, 3, 64, 64), verify=False)
+
+
 @pytest.mark.parametrize("resource", ["macs", "params", "peak_bytes", "activation_bytes"])
 def test_forms_are_the_costs(resource: str) -> None:
     """For a maximum, the form is the budget plus the excess of each layer."""
-    graph = trace_channels(ERFNet(), torch.zeros(1, 3, 64, 64))
-    cost = counted_cost(graph, resource)
+    cost = counted_cost(erfnet(), resource)
     rng = np.random.default_rng(0)
     for _ in range(4):
         widths = tuple(int(rng.integers(1, full + 1)) for full in cost.full_widths)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ecc.methods.ecc import scheduled
+from ecc.methods.ecc import planner, scheduled
 from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import (
     MAX_UPDATES,
@@ -23,7 +24,6 @@ from ecc.methods.ecc.scheduled import (
     Schedule,
     ScheduledPruner,
     ScheduledSolver,
-    WidthPlanner,
 )
 from methods.nets import ProductCost, bare_graph, pair_cost
 
@@ -298,13 +298,13 @@ def test_a_uniform_floor_bounds_the_plan(problem: Problem, first: float, second:
     for width, full, least in zip(bound, problem.full, problem.min_widths, strict=True):
         assert least <= width <= full
         assert width % problem.width_multiple == 0 or width in (full, least)
-    ratios = [k / scheduled.UNIFORM_CANDIDATES for k in range(scheduled.UNIFORM_CANDIDATES)]
+    ratios = [k / planner.UNIFORM_CANDIDATES for k in range(planner.UNIFORM_CANDIDATES)]
     pairs = list(zip(problem.full, problem.min_widths, strict=True))
     fitting = [r for r in ratios if problem.meets([max(r * full, least) for full, least in pairs], ends)]
     largest = floor * max(fitting, default=0.0)
     for width, (full, least) in zip(bound, pairs, strict=True):
         assert width <= max(largest * full + problem.width_multiple, least)
-    assert bound == problem.min_widths or problem.meets(bound, [scheduled.UNIFORM_BUDGET * end for end in ends])
+    assert bound == problem.min_widths or problem.meets(bound, [planner.UNIFORM_BUDGET * end for end in ends])
     planned = problem.plan(ends)
     assert all(width >= least for width, least in zip(planned, bound, strict=True))
     assert problem.meets(planned, ends) or planned == problem.min_widths

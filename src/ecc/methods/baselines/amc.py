@@ -5,9 +5,9 @@ Devices", ECCV 2018.
 
 As in the paper: DDPG (`ddpg.py`) with one action per layer, a state of eleven numbers, 400 episodes of which the first
 quarter acts at random, noise of 0.5 that decays afterwards, as many updates as actions in each episode, and actions
-limited so that later layers can still meet the budget. The reward of an episode is the score on held-out data without
-finetuning, for all of its transitions. The best episode wins. Where the paper gives no number, it is that of the
-authors' code.
+limited so that later layers can still meet the budget. Layers that lost inputs are refit by least squares to the
+outputs of the dense network (`refit.py`). The reward of an episode is the score on held-out data without finetuning,
+for all of its transitions. The best episode wins. Where the paper gives no number, it is that of the authors' code.
 
 Changed for energy, and why:
 
@@ -17,8 +17,8 @@ Changed for energy, and why:
   grows, so every episode meets the targets.
 - The state contains what a group and the actions so far save of the costs, instead of FLOPs and kernel sizes.
 - Minimum widths and rounding are those of all methods here (in the authors' code 0.2, and up to multiples of 8).
-- Channels are selected by magnitude. The authors' code refits 1x1 convolutions by least squares, which is not defined
-  for every consumer of a group; all methods here are finetuned instead.
+- Channels are selected by magnitude. All plain convolutions and linear layers are refit, in the authors' code those
+  with 1x1 kernels. Without the refit, pruned networks score much closer to chance.
 - Batch norms are recalibrated before a network is scored (`recalibration.py`), as for all methods here.
 - When a measurement lowers the targets, the trained agent searches for a few more episodes.
 """
@@ -33,12 +33,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
 
+from .calibration_loss import CalibrationBatches
 from .ddpg import Ddpg, DdpgSettings
+from .refit import DenseRefit
 from .widths import allowed_widths, check_feasible
 
 FEATURES = 11
@@ -58,6 +60,9 @@ class AmcSettings:
     )
     retarget_noise: float = option(0.1, "Noise in these episodes.", range=(0, 1))
     replay: int = option(100, "Episodes in the replay buffer.", range=(1, None))
+    batches: int = option(4, "Training batches of the refit.", range=(1, None))
+    rows: int = option(4096, "Output positions of each layer in the least squares problem.", range=(1, None))
+    ridge: float = option(1e-3, "Regularisation of the refit towards the dense weights.", range=(1e-12, None))
     episodes_per_step: int = option(10, "Episodes between two checkpoints.", range=(1, None), changes_result=False)
     agent: DdpgSettings = field(default_factory=DdpgSettings)
 
@@ -84,6 +89,8 @@ class Amc:
         self._dense = copy.deepcopy(context.model.state_dict())
         self._trial = copy.deepcopy(context.model)  # pruned in each episode
         self._importance = {name: values.cpu() for name, values in magnitudes(context).items()}
+        self._batches = CalibrationBatches(context, self.settings.batches)
+        self._refit: DenseRefit | None = None
         self._env = LayerEnv(context)
         capacity = self.settings.replay * max(1, len(self._env))
         self._agent = Ddpg(FEATURES, capacity, context.settings.train.seed, self.settings.agent)
@@ -136,10 +143,21 @@ class Amc:
 
     def _reward(self, widths: Sequence[int]) -> float:
         """Score of the dense network pruned to some widths. A score that is not finite counts as the lowest so far."""
-        self._trial.load_state_dict(self._dense)
-        self._context.keep_channels_(self._trial, self._importance, widths)
+        self._prune_(self._trial, widths)
         score = float(self._context.held_out(self._trial))
         return score if math.isfinite(score) else min((reward for reward, _ in self._episodes), default=0.0)
+
+    def _prune_(self, model: nn.Module, widths: Sequence[int]) -> None:
+        """Make a model the dense network pruned to some widths, with refit layers."""
+        model.load_state_dict(self._dense)
+        if self._refit is None:
+            settings, groups = self.settings, self._context.graph.prunable
+            slices = [one for group in groups for one in group.slices if one.is_consumer and one.axis == 1]
+            paths = sorted({one.tensor.removesuffix(".weight") for one in slices})
+            seed, inputs = self._context.settings.train.seed, self._batches.inputs()
+            self._refit = DenseRefit(model, paths, inputs, settings.rows, settings.ridge, seed)
+        self._context.keep_channels_(model, self._importance, widths)
+        self._refit.apply_(model)
 
     def _take_best(self) -> None:
         """Prune the dense network to the best widths that meet the targets; the first of equals."""
@@ -147,8 +165,7 @@ class Amc:
         best_first = sorted(self._episodes, key=lambda episode: -episode[0])
         # The last episode meets the targets, so there is one.
         reward, widths = next(one for one in best_first if context.constraint_violation(one[1]) <= 0)
-        context.model.load_state_dict(self._dense)
-        context.keep_channels_(context.model, self._importance, widths)
+        self._prune_(context.model, widths)
         context.log({"phase": self.name, "episodes": len(self._episodes), "best": reward, "widths": widths})
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,6 +173,7 @@ class Amc:
         return {
             "agent": self._agent.state_dict(),
             "wanted": self._wanted,
+            "first_batch": self._batches.state(),
             "rewards": [reward for reward, _ in self._episodes],
             "widths": torch.tensor([widths for _, widths in self._episodes], dtype=torch.int64),
         }
@@ -164,6 +182,7 @@ class Amc:
         """Restore a state."""
         self._agent.load_state_dict(state["agent"])
         self._wanted = int(state["wanted"])
+        self._batches.restore(state["first_batch"])
         rewards = [float(reward) for reward in state["rewards"]]
         self._episodes = list(zip(rewards, state["widths"].tolist(), strict=True))
 

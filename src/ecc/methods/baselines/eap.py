@@ -5,8 +5,8 @@ CVPR 2017. No code was published; this follows the description.
 
 As in the paper: layers are pruned in the order of their energy, the most expensive first. In each layer the smallest
 weights are removed, a few too many; those that lower the error of the layer's output most are restored; the kept ones
-are refit by least squares on the output. There may be several passes over all layers, with training after each
-(`finetune_steps`; off by default, since all methods are finetuned at their end).
+are refit by least squares on the output. There are several passes over all layers, with training after each. At equal
+numbers of batches, the pruning steps are divided among the trainings between passes.
 
 Changed for channels: the paper removes single weights, from which an ordinary device gains nothing. Here a step prunes
 one channel group. Its magnitude is that of all slices that consume it, its error is summed over its consumers, and
@@ -38,6 +38,7 @@ from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
 
+from .calibration_loss import CalibrationBatches
 from .refit import ConsumerView, Samples, collect_samples, columns_of, refit_, refittable_modules, restore_best
 from .widths import largest_ratio
 
@@ -47,7 +48,7 @@ class EapSettings:
     """Settings of energy-aware pruning."""
 
     prune_ratio: float | None = option(
-        None,
+        0.25,
         "Fraction of its live channels that each group loses in a pass. None finds, for each pass, the one ratio at "
         "which all groups together meet the targets, so that one pass is usually enough.",
         range=(1e-6, 1 - 1e-6),
@@ -59,7 +60,12 @@ class EapSettings:
     rows: int = option(4096, "Output positions of each layer in the least squares problem.", range=(1, None))
     ridge: float = option(1e-3, "Regularisation of the refit towards the present weights.", range=(1e-12, None))
     refit: bool = option(True, "Refit the kept weights.")
-    finetune_steps: int = option(0, "Training steps after each pass that did not meet the targets.", range=(0, None))
+    finetune_steps: int | None = option(
+        None,
+        "Training steps after each pass that did not meet the targets. None divides the pruning steps among the passes "
+        "that are expected.",
+        range=(0, None),
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -82,8 +88,8 @@ class Eap:
         """Keep the dense network, whose outputs are the targets of the refits."""
         self._context = context
         self._dense = copy.deepcopy(context.model).requires_grad_(False)
-        self._batches: list[Any] | None = None
-        self._first_batch: dict[str, int] | None = None  # position of the calibration batches in the stream
+        self._batches = CalibrationBatches(context, self.settings.batches)
+        self._first_total = context.stream.total
         self._passes = 0
         self._keep_ratio = 1.0  # fraction of its channels that a group keeps in this pass
         self._queue: list[str] = []
@@ -116,13 +122,25 @@ class Eap:
                 "every group is at its minimum width, and the targets are not met. Raise the budget, or lower "
                 "min_width_ratio."
             )
-        if self._passes and settings.finetune_steps:
-            context.train(context.model, settings.finetune_steps, context.settings.lr, context.stream)
-        self._passes += 1
         widths = list(live.values())
+        if self._passes and (steps := self._finetune_steps(widths)):
+            context.train(context.model, steps, context.settings.lr, context.stream)
+        self._passes += 1
         self._keep_ratio = self._uniform_ratio(widths) if settings.prune_ratio is None else 1 - settings.prune_ratio
         self._queue = [name for name in self.order() if name in prunable]
         context.log({"phase": self.name, "pass": self._passes, "keep_ratio": self._keep_ratio, "order": self._queue})
+
+    def _finetune_steps(self, widths: list[int]) -> int:
+        """Training steps before the next pass."""
+        settings, context = self.settings, self._context
+        if settings.finetune_steps is not None:
+            return settings.finetune_steps
+        left = context.settings.prune_steps - (context.stream.total - self._first_total)
+        if settings.prune_ratio is None:
+            return 0
+        ratio = max(self._uniform_ratio(widths), 1e-3)
+        passes = math.ceil(math.log(ratio) / math.log(1 - settings.prune_ratio))
+        return max(0, left // max(1, passes))
 
     def order(self) -> list[str]:
         """Prunable groups by the energy of their consumers, the most expensive first.
@@ -219,30 +237,15 @@ class Eap:
 
     def _samples(self, model: torch.nn.Module, paths: list[str]) -> dict[str, Samples]:
         seed = self._context.settings.train.seed
-        return collect_samples(model, paths, self._calibration(), self.settings.rows, seed)
-
-    def _calibration(self) -> list[Any]:
-        """Calibration batches, the same in all steps. They are counted once, however often a run is resumed."""
-        if self._batches is None:
-            stream = self._context.stream
-            counted = None if self._first_batch is None else stream.state()
-            fork = stream.fork()
-            fork.rank = 0  # all processes must take the same decisions, so they use the same batches
-            if self._first_batch is None:
-                self._first_batch = fork.state()
-            else:
-                fork.restore(self._first_batch)
-            self._batches = [next(fork)[0] for _ in range(self.settings.batches)]
-            if counted is not None:
-                stream.restore(counted)
-        return self._batches
+        return collect_samples(model, paths, self._batches.inputs(), self.settings.rows, seed)
 
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Position within the pass."""
         return {
-            "first_batch": self._first_batch,
+            "first_batch": self._batches.state(),
+            "first_total": self._first_total,
             "passes": self._passes,
             "keep_ratio": self._keep_ratio,
             "queue": list(self._queue),
@@ -250,8 +253,7 @@ class Eap:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        self._batches = None
-        first = state["first_batch"]
-        self._first_batch = None if first is None else {name: int(value) for name, value in first.items()}
+        self._batches.restore(state["first_batch"])
+        self._first_total = int(state["first_total"])
         self._passes, self._keep_ratio = int(state["passes"]), float(state["keep_ratio"])
         self._queue = [str(name) for name in state["queue"]]

@@ -1,23 +1,35 @@
-"""Greedy: one-shot pruning in the order of channel magnitude per joule, without training in between.
+"""Greedy: one-shot pruning by importance per joule, without training in between.
 
-A control for ECC: it removes channels in the order of `ecc/scheduled.py`, with the plain norm of the weights as
-importance, and all training happens in finetuning.
+Two controls for ECC; all training happens in finetuning. `greedy` removes channels in the order of `ecc/scheduled.py`
+with the plain norm of the weights as importance. `greedy_taylor` has the importance and the plan of ECC, computed once
+on the dense network: the difference to `ecc` is what pruning during training is worth.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ecc.methods.base import OneShotMethod
+from ecc.methods.base import OneShotMethod, PruningContext
+from ecc.methods.calibration import taylor_products
 from ecc.methods.ecc.constraints import ResourceConstraints, initial_channels
 from ecc.methods.ecc.importance import ConsumerSlices
+from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import ScheduledPruner
 from ecc.torch_utils import device_of
 
+from .calibration_loss import CalibrationBatches
+
 UPDATES = 50
 """Number of updates from the dense network to the budget; each takes the derivative of the cost at its widths."""
+
+
+TAYLOR_BATCHES = 16
+"""Training batches over which the importance of `greedy_taylor` is computed."""
 
 
 class Greedy(OneShotMethod):
@@ -33,10 +45,22 @@ class Greedy(OneShotMethod):
         importance = {group.name: mask.double() for group, mask in zip(context.graph.groups, masks, strict=True)}
         widths = [int(mask.sum()) for mask in masks]
         context.keep_channels_(context.model, importance, widths)
-        context.log({"phase": "greedy", "widths": widths})
+        context.log({"phase": self.name, "widths": widths})
 
     def _alive(self) -> Tensor:
         """(channels,) bool: channels that are kept."""
+        ranking, constraints, min_widths, remainders, alive = self._problem()
+        pruner = ScheduledPruner(ranking, constraints, min_widths, self.context.width_multiple, remainders)
+        importance = ConsumerSlices(self.context.model, self.context.graph, alive.device).norms()
+        ends = constraints.parse(self.context.targets)
+        decision = pruner.start(alive)
+        for update in range(1, UPDATES + 1):
+            fractions = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
+            decision = pruner.update(decision, importance, fractions, ends)
+        return decision.alive
+
+    def _problem(self) -> tuple[ChannelRanking, ResourceConstraints, Tensor, Tensor, Tensor]:
+        """Layout of the channels, costs, minimum widths, remainders of widths, and the channels that are alive."""
         context = self.context
         model, graph, multiple = context.model, context.graph, context.width_multiple
         device = device_of(model)
@@ -44,11 +68,45 @@ class Greedy(OneShotMethod):
         alive, min_widths = initial_channels(model, graph, context.settings.min_width_ratio, multiple, device)
         remainders = torch.tensor(graph.structure.width_remainders(multiple), dtype=torch.long, device=device)
         ranking = ChannelRanking([group.width for group in graph.groups], device)
+        return ranking, constraints, min_widths, remainders, alive
+
+
+class GreedyTaylor(Greedy):
+    """Prunes to the plan of ECC for the Taylor importance of the dense network."""
+
+    name = "greedy_taylor"
+
+    def start(self, context: PruningContext) -> None:
+        """Keep the dense weights."""
+        super().start(context)
+        self._batches = CalibrationBatches(context, TAYLOR_BATCHES)
+        self._importance: Tensor | None = None
+
+    def _alive(self) -> Tensor:
+        ranking, constraints, min_widths, remainders, alive = self._problem()
+        multiple, ends = self.context.width_multiple, constraints.parse(self.context.targets)
+        if self._importance is None:
+            self._importance = self._taylor(alive.device)
+        planner = WidthPlanner(ranking, constraints, min_widths, multiple, remainders, per_remaining_share=True)
+        planned = planner.plan(alive, self._importance, ends)
         pruner = ScheduledPruner(ranking, constraints, min_widths, multiple, remainders)
-        importance = ConsumerSlices(model, graph, device).norms()
-        ends = constraints.parse(context.targets)
-        decision = pruner.start(alive)
-        for update in range(1, UPDATES + 1):
-            fractions = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
-            decision = pruner.update(decision, importance, fractions, ends)
-        return decision.alive
+        return pruner.prune_to(pruner.start(alive), self._importance, planned, ends).alive
+
+    def _taylor(self, device: torch.device) -> Tensor:
+        """(channels,): variance over batches of the sum of w g, as `TaylorImportance` has it."""
+        products = taylor_products(self.context, self._batches())
+        parts = []
+        for group in self.context.graph.groups:
+            if group.frozen is None:
+                parts.append(torch.stack([one[group.name] for one in products]).var(0).to(device, torch.float32))
+            else:
+                parts.append(torch.zeros(group.width, device=device))
+        return torch.cat(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the calibration batches."""
+        return {"first_batch": self._batches.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self._batches.restore(state["first_batch"])

@@ -7,9 +7,9 @@ code, github.com/enyac-group/LeGR, for both.
 
 As there: channels are removed in ascending order of `scale * squared norm + shift`. Scales and shifts are found by
 regularised evolution (400 candidates, population 64, tournaments of 16, a tenth of the layers mutated, scales by
-exp(N(0, 1)) with a step that shrinks to a fifth, shifts by N(0, std of the layer's norms)). Each candidate is scored by
-the network that it leaves, after a few steps of training or none. The plain norms are among the first candidates. At
-least a tenth of a layer stays. One search serves every budget.
+exp(N(0, 1)) with a step that shrinks to a fifth, shifts by N(0, std of the layer's norms)). The fitness of a candidate
+is the loss of the network that it leaves, after a few steps of training or none. The plain norms are among the first
+candidates. At least a tenth of a layer stays. One search serves every budget.
 
 Changed for energy: the ranking ends where the predicted joules meet the targets, not the FLOPs. Energy has no other
 influence: the order is by score, not by score per joule, since the compensation can learn the value of a layer.
@@ -17,8 +17,8 @@ influence: the order is by score, not by score per joule, since the compensation
 Changed besides, and why:
 - Layers are channel groups, and the norm is that of the weights that consume a channel, as for all methods here, not of
   the filter that produces it. A channel that several layers share counts once, with all of them.
-- Candidates are scored on held-out data, not on test data as in the published scripts.
-- Batch norms are recalibrated before a candidate is scored (`recalibration.py`), as for all methods.
+- The loss is that of a few training batches (`calibration_loss.py`), not of test data as in the published scripts.
+- Batch norms are recalibrated before the loss is computed (`recalibration.py`), as for all methods.
 - At least one group is mutated. The authors' tenth of fewer than ten layers is none, and the search would stop.
 - Widths are rounded down to allowed widths.
 - `short_steps` is 0, as in their CIFAR-10 table. Their 200 for ImageNet are 80,000 batches with 400 candidates, and
@@ -43,6 +43,7 @@ from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
 from ecc.training import derived_seed
 
+from .calibration_loss import CalibrationBatches, calibration_loss
 from .widths import check_feasible
 
 LAST_STEP = 0.2
@@ -61,6 +62,7 @@ class LcpSettings:
     sigma: float = option(1.0, "Standard deviation of the logarithm of scales.", range=(0, None))
     spread: float = option(1.0, "Standard deviation of shifts, in that of the group's norms.", range=(0, None))
     short_steps: int = option(0, "Training steps of each candidate.", range=(0, None))
+    batches: int = option(4, "Training batches of the loss that candidates are compared by.", range=(1, None))
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -155,6 +157,7 @@ class Lcp:
     """
 
     prunes_from_dense = True
+    needs_held_out = False
 
     def __init__(
         self, settings: LcpSettings | None = None, *, found: Mapping[str, tuple[float, float]] | None = None
@@ -167,11 +170,6 @@ class Lcp:
         """legr if norms are scaled, else lcp."""
         return "legr" if self.settings.scale else "lcp"
 
-    @property
-    def needs_held_out(self) -> bool:
-        """Whether it searches."""
-        return self._found is None
-
     def config(self) -> dict[str, Any]:
         """All settings, and `found`."""
         found = None if self._found is None else {name: list(pair) for name, pair in self._found.items()}
@@ -182,6 +180,7 @@ class Lcp:
         self._context = context
         self._dense = copy.deepcopy(context.model.state_dict())
         self._trial = copy.deepcopy(context.model)  # pruned for each candidate
+        self._batches = CalibrationBatches(context, self.settings.batches)
         pairs = zip(context.graph.groups, context.min_widths(), strict=True)
         self._groups = [group for group, least in pairs if group.frozen is None and least < group.width]
         self._start_search({name: norms.double().cpu() for name, norms in magnitudes(context).items()})
@@ -228,7 +227,7 @@ class Lcp:
         context.keep_channels_(self._trial, self._norms, widths)
         if self.settings.short_steps:
             context.train(self._trial, self.settings.short_steps, context.settings.lr, context.stream.fork())
-        fitness = float(context.held_out(self._trial))
+        fitness = -calibration_loss(context, self._trial, self._batches())
         evolution.add(candidate, fitness)
         line = {"candidate": evolution.scored, "fitness": fitness, "best": evolution.best[0], "widths": widths}
         context.log({"phase": self.name, **line})
@@ -244,12 +243,17 @@ class Lcp:
 
     def state_dict(self) -> dict[str, Any]:
         """Norms of the dense weights, and the state of the search."""
-        return {"norms": dict(self._norms), "evolution": self._evolution.state()}
+        return {
+            "norms": dict(self._norms),
+            "evolution": self._evolution.state(),
+            "first_batch": self._batches.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Norms are not computed again, since every bit counts in a ranking."""
         self._start_search({name: norms.cpu() for name, norms in state["norms"].items()})
         self._evolution.restore(state["evolution"])
+        self._batches.restore(state["first_batch"])
 
 
 def ranked_widths(

@@ -27,6 +27,9 @@ from ecc.task import call_model
 from ecc.torch_utils import device_of, eval_mode
 from ecc.training import fork_rng
 
+MAX_COLUMNS = 4608
+"""Inputs of a layer that `DenseRefit` refits at most; larger systems take too long to solve hundreds of times."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -203,6 +206,61 @@ def least_squares(inputs: Tensor, targets: Tensor, ridge: float) -> Tensor:
 def _solve(products: Tensor, right: Tensor, ridge: float) -> Tensor:
     products.diagonal().add_(ridge)
     return torch.cholesky_solve(right, torch.linalg.cholesky(products))
+
+
+class DenseRefit:
+    """Refits many pruned versions of one network, from products of the inputs and outputs of the dense layers.
+
+    The products are computed once. A refit then solves one small system for each layer, as in the code of AMC: inputs
+    are those of the dense network, so that a layer does not correct errors of the layers before it.
+
+    Args:
+        model: The dense network.
+        paths: Layers. Those are refit that `refittable_modules` has and that have at most `MAX_COLUMNS` inputs.
+        batches: Inputs of the network.
+        rows: Output positions of each layer.
+        ridge: Regularisation towards the present weights, as in `least_squares`.
+        seed: Of the choice of positions.
+    """
+
+    def __init__(
+        self, model: nn.Module, paths: Sequence[str], batches: Sequence[Any], rows: int, ridge: float, seed: int = 0
+    ) -> None:
+        self._ridge = ridge
+        modules = refittable_modules(model)
+        fits = [path for path in paths if path in modules and modules[path].weight[0].numel() <= MAX_COLUMNS]
+        self._products: dict[str, tuple[Tensor, Tensor]] = {}
+        """X^T X and X^T Y by path, with a last column of ones for the bias."""
+        for path, samples in collect_samples(model, fits, batches, rows, seed).items():
+            seen, outputs = samples.inputs.double(), samples.outputs.double()
+            seen = torch.cat([seen, seen.new_ones(len(seen), 1)], 1)
+            self._products[path] = (seen.T @ seen, seen.T @ outputs)
+
+    @torch.no_grad()
+    def apply_(self, model: nn.Module) -> None:
+        """Refit the layers of a pruned network that lost inputs; channels whose weights are all zero stay zero."""
+        modules = dict(model.named_modules())
+        for path, (square, cross) in self._products.items():
+            module = modules[path]
+            assert isinstance(module, nn.Conv2d | nn.Linear)  # as in the dense network
+            reads = (module.weight != 0).transpose(0, 1).flatten(1).any(1)
+            if bool(reads.all()):
+                continue
+            live = columns_of(module, reads.nonzero()).flatten()
+            weight = module.weight.flatten(1).double()
+            used = live if module.bias is None else torch.cat([live, live.new_tensor([len(square) - 1])])
+            now = weight[:, live].T
+            if module.bias is not None:
+                now = torch.cat([now, module.bias.double()[None]])
+            inner = square[used][:, used]
+            scale = float(inner.diagonal().mean())
+            if scale == 0:
+                continue
+            change = _solve(inner.clone(), cross[used] - inner @ now, self._ridge * scale)
+            weight[:, live] += change[: len(live)].T
+            module.weight.copy_(weight.view_as(module.weight))
+            if module.bias is not None:
+                module.bias += change[-1].to(module.bias.dtype)
 
 
 # ---------------------------------------------------------------- restore

@@ -40,6 +40,7 @@ PAIRED_MOVES = 96  # moves of each direction that are paired
 MAX_EXCHANGES = 400
 RESTART_WORK = 20_000  # allowed widths times restarts
 MAX_RESTARTS = 24
+DENSE_GROUPS = 128  # up to which numpy multiplies faster than scipy
 _TOLERANCE = 1e-12
 
 
@@ -64,7 +65,9 @@ class _BudgetedCost:
         self._constant = form.constant * scale
         self.products = form.quadratic * scale
         np.fill_diagonal(self.products, 0.0)
-        self._sparse = csr_array(self.products)
+        # scipy takes ten times as long as numpy to multiply a small matrix by a vector.
+        is_small = len(form.linear) <= DENSE_GROUPS
+        self._matrix = self.products if is_small else csr_array(self.products)
         # All terms that depend on one group only.
         self._own = scale * (form.linear[group] * widths + 0.5 * diagonal[group] * widths**2)
         # Steps: one entry for each step, each of its groups and each allowed width of that group.
@@ -84,7 +87,8 @@ class _BudgetedCost:
         # Steps on sums of several groups depend on the other groups.
         shared = uses > 1
         self.has_shared = bool(shared.any())
-        self._rows, self._start, self._cap = form.rows[shared], form.start[shared], form.cap[shared]
+        self._rows = form.rows[shared].toarray() if is_small else form.rows[shared]
+        self._start, self._cap = form.start[shared], form.cap[shared]
         self._heights, self._modulus = scale * form.heights[shared], form.multiple[shared]
         self._step, self._entry, self._multiple = (
             (shared.cumsum() - 1)[step][~is_own],
@@ -95,7 +99,7 @@ class _BudgetedCost:
 
     def shares(self, at: Array, entries: Indices | slice = slice(None)) -> Array:
         """Cost of each allowed width up to a constant of its group, with the other groups at these widths."""
-        found: Array = self._own[entries] + self._widths[entries] * (self._sparse @ at)[self._group[entries]]
+        found: Array = self._own[entries] + self._widths[entries] * (self._matrix @ at)[self._group[entries]]
         if self.has_shared:
             entry, step = self._entry, self._step
             moved = (self._rows @ at)[step] + self._multiple * (self._widths[entry] - at[self._group[entry]])
@@ -105,7 +109,7 @@ class _BudgetedCost:
 
     def total(self, at: Array, chosen: Indices) -> float:
         """The whole cost, as a fraction of the budget."""
-        value = self._constant + self._own[chosen].sum() + 0.5 * at @ (self._sparse @ at)
+        value = self._constant + self._own[chosen].sum() + 0.5 * at @ (self._matrix @ at)
         if self.has_shared:
             value += self._heights @ risen(self._rows @ at - self._start, self._cap, self._modulus)
         return float(value)
@@ -113,7 +117,7 @@ class _BudgetedCost:
     @property
     def couplings(self) -> csr_array:
         """Which groups share a term."""
-        found = csr_array(self._sparse != 0, dtype=np.int64)
+        found = csr_array(self._matrix != 0, dtype=np.int64)
         if self.has_shared:
             uses = csr_array(self._rows != 0, dtype=np.int64)
             found = found + uses.T @ uses

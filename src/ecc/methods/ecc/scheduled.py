@@ -28,14 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ecc.energy.cost import CostForm
-from ecc.methods.ecc.allocation import Allocation, WidthAllocator
 from ecc.methods.ecc.constraints import Fractions, ResourceConstraints
+from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking, SortedChannels
 from ecc.training.cuda_graph import CudaGraphFunction
 
@@ -129,10 +126,6 @@ class Schedule:
 
 FANOUT = 64  # candidates per level of the search: two levels find one of 4,096 prefixes, three one of 262,144
 FANOUT_ON_GPU = 1024  # on a GPU a level costs its kernel launches, whatever their size
-UNIFORM_CANDIDATES = 128  # uniform width ratios that `uniform_min_widths` compares
-UNIFORM_BUDGET = 0.9  # of the budget: the most that `uniform_min_widths` may use, so that there is a choice left
-MAX_CANDIDATES = 64  # widths of a group that a plan compares at once
-BRANCH_FAILURES = 3  # branches that are tried in vain before a plan is final
 
 
 class PruneDecision(NamedTuple):
@@ -295,172 +288,6 @@ class ScheduledPruner:
             low = low + chosen * stride
             removed = candidates.index_select(0, chosen.view(1)).squeeze(0)
         return removed, torch.minimum(low, (blocks.counts > 0).sum())
-
-
-# ---------------------------------------------------------------- plans
-
-
-class WidthPlanner:
-    """Allocates the widths at the end of the schedule, if importance stays as it is. Works on the CPU.
-
-    Args:
-        ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
-        uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
-        per_remaining_share: Whether the importance lost is divided by the share of the group's channels that remain.
-            Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
-            it. `benchmarks/importance.py` shows that this predicts the increase of the loss better.
-        branches: For each branch that may be removed, the positions of its groups.
-    """
-
-    def __init__(
-        self,
-        ranking: ChannelRanking,
-        constraints: ResourceConstraints,
-        min_widths: Tensor,
-        width_multiple: int = 1,
-        remainders: Tensor | None = None,
-        uniform_floor: float = 0.0,
-        *,
-        per_remaining_share: bool = False,
-        branches: Sequence[Sequence[int]] = (),
-    ) -> None:
-        self._ranking, self._constraints, self._multiple = ranking, constraints, width_multiple
-        self._per_remaining_share = per_remaining_share
-        self.branches = [list(groups) for groups in branches]
-        self._min_widths, self._uniform_floor = min_widths.cpu(), uniform_floor
-        self._remainders = torch.zeros_like(self._min_widths) if remainders is None else remainders.cpu()
-
-    def plan(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> Tensor:
-        """Widths that lose the least importance within the costs that are allowed in the end.
-
-        Branches are removed while that loses less. The multipliers of an allocation say what a reduction of the cost
-        is worth, so the branches whose removal seems to pay are tried first, and an allocation without them decides.
-
-        Args:
-            alive: (channels,) bool. A branch without live channels is removed.
-            importance: a of each channel, then that of each branch.
-            ends: Cost that is allowed in the end, as fractions of the dense cost.
-
-        Returns:
-            (groups,) int64; 0 for the groups of removed branches.
-        """
-        problem = self._problem(alive, importance, ends)
-        removed = frozenset(b for b, groups in enumerate(self.branches) if not any(problem.live[g] for g in groups))
-        best = problem.solve(removed)
-        failures = 0
-        while failures < BRANCH_FAILURES:
-            gains = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
-            pays = [b for b, gain in gains.items() if gain > 0 or not best.is_feasible]
-            promising = sorted(pays, key=lambda b: -gains[b])[failures:]
-            if not promising:
-                break
-            # Several at once as long as many pay, then one by one.
-            some = frozenset(promising[: 1 if failures else -(-len(promising) // 4)])
-            found = problem.solve(removed | some)
-            if (not found.is_feasible, found.lost) < (not best.is_feasible, best.lost) or not best.is_feasible:
-                best, removed, failures = found, removed | some, 0
-            else:
-                failures += 1
-        return torch.tensor(best.widths, dtype=torch.long, device=alive.device)
-
-    def _problem(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> _PlanProblem:
-        channels = len(alive)
-        ranked = self._ranking.sort(importance[:channels], alive)
-        ascending = ranked.importance.cpu().to(torch.float64).numpy()
-        live = ranked.widths.tolist()
-        least = (self.uniform_min_widths(ends) if self._uniform_floor else self._min_widths).tolist()
-        parts = zip(live, least, self._remainders.tolist(), strict=True)
-        allowed = [allowed_widths(width, smallest, self._multiple, rest) for width, smallest, rest in parts]
-        lost = []
-        full = self._ranking.full_widths
-        for one, width, dense in zip(np.split(ascending, np.cumsum(full)[:-1]), live, full, strict=True):
-            removed = np.concatenate([[0.0], one[:width].cumsum()])
-            remaining = np.arange(width, -1, -1).clip(min=1)
-            lost.append(removed * (dense / remaining) if self._per_remaining_share else removed)
-        budgets = [end * dense for end, dense in zip(ends, self._constraints.dense, strict=True)]
-        forms = [cost.form(budget) for cost, budget in zip(self._constraints.costs, budgets, strict=True)]
-        of_branches = []
-        for groups, own in zip(self.branches, importance[channels:].tolist(), strict=True):
-            # Removing all of a branch loses at least as much as pruning it to its minimum widths.
-            parts_lost = [lost[group][live[group] - allowed[group][-1]] for group in groups]
-            of_branches.append(max([own, *parts_lost]))
-        return _PlanProblem(forms, budgets, live, allowed, lost, self.branches, of_branches)
-
-    def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
-        """Smallest widths of a plan with `uniform_floor`: a fraction of the widths under uniform pruning.
-
-        Channel importance ignores interactions, so the ranking may prune a few groups too aggressively where the budget
-        is mild. The widths under uniform pruning are found by comparing all ratios k / UNIFORM_CANDIDATES at once.
-
-        Returns:
-            (groups,) int64. They use at most `UNIFORM_BUDGET` of the budget, unless the minimum widths use more.
-        """
-        min_widths, step = self._min_widths.to(torch.float64), self._multiple
-        full = torch.tensor(self._ranking.full_widths, dtype=torch.float64, device="cpu")
-        ratios = torch.arange(UNIFORM_CANDIDATES, device="cpu", dtype=torch.float64) / UNIFORM_CANDIDATES
-        uniform = ratios[:, None] * full
-        # Costs rarely fall when widths grow, so the ratios that meet the budget come first and can be counted.
-        fitting = self._count_fitting(torch.maximum(uniform, min_widths), ends)
-        remainder = self._remainders.to(torch.float64)
-        rounded = remainder + ((self._uniform_floor * uniform - remainder) / step).ceil() * step
-        bounds = torch.maximum(torch.minimum(rounded, full), min_widths)
-        roomy = self._count_fitting(bounds, [UNIFORM_BUDGET * end for end in ends])
-        return bounds[max(0, min(fitting, roomy) - 1)].long()
-
-    def _count_fitting(self, widths: Tensor, ends: Sequence[float]) -> int:
-        return int((~self._constraints.exceeded(widths.to(self._ranking.first.device), ends)).sum())
-
-
-@dataclass
-class _PlanProblem:
-    """What a plan chooses from."""
-
-    forms: list[CostForm]
-    budgets: list[float]
-    live: list[int]
-    """Present widths."""
-    allowed: list[list[int]]
-    lost: list[NDArray[np.float64]]
-    """For each group, the importance lost if 0, 1, 2, ... channels are removed."""
-    branches: list[list[int]]
-    branch_lost: list[float]
-
-    def solve(self, removed: frozenset[int]) -> Allocation:
-        """Allocation without some branches."""
-        zero = {group for b in removed for group in self.branches[b]}
-        forms = [form.without(zero) if form.switched else form for form in self.forms]
-        extra = {self.branches[b][0]: self.branch_lost[b] for b in removed}
-        allowed = [[0] if group in zero else widths for group, widths in enumerate(self.allowed)]
-        near = allowed
-        while True:
-            # With more widths than can be compared at once: every n-th one, then those around the best.
-            stride = -(-max(len(widths) for widths in near) // MAX_CANDIDATES)
-            compared = [[*widths[:-1:stride], widths[-1]] for widths in near]
-            losses = [
-                np.array([extra.get(group, 0.0)]) if group in zero else lost[[live - width for width in widths]]
-                for group, (lost, live, widths) in enumerate(zip(self.lost, self.live, compared, strict=True))
-            ]
-            found = WidthAllocator(forms, self.budgets, compared).solve(losses)
-            if stride == 1:
-                return found
-            places = [widths.index(width) for widths, width in zip(allowed, found.widths, strict=True)]
-            near = [widths[max(0, k - stride) : k + stride + 1] for widths, k in zip(allowed, places, strict=True)]
-
-    def gain(self, found: Allocation, branch: int) -> float:
-        """What the removal of a branch seems to gain: the value of the cost that it saves, less what it loses."""
-        widths = np.array(found.widths, dtype=np.float64)
-        after = widths.copy()
-        after[self.branches[branch]] = 0
-        saved = [(form.value(widths) - form.value(after)) / b for form, b in zip(self.forms, self.budgets, strict=True)]
-        kept = sum(float(self.lost[g][self.live[g] - found.widths[g]]) for g in self.branches[branch])
-        worth = sum(multiplier * one for multiplier, one in zip(found.multipliers, saved, strict=True))
-        return worth - (self.branch_lost[branch] - kept)
-
-
-def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:
-    """The present width, and every width `remainder + k * width_multiple` from below it down to the minimum."""
-    largest = remainder + (live - 1 - remainder) // width_multiple * width_multiple
-    return [live, *range(largest, min(least, live) - 1, -width_multiple)] if live else [0]
 
 
 # ---------------------------------------------------------------- the solver

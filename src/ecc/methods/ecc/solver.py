@@ -19,8 +19,9 @@ from ecc.methods.ecc.admm import AdmmSolver
 from ecc.methods.ecc.constraints import Limit, ResourceConstraints, initial_channels
 from ecc.methods.ecc.importance import BranchExits, ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
+from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver, WidthPlanner
+from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
 from ecc.settings import SOLVERS, AdmmSettings
 from ecc.torch_utils import device_of
 

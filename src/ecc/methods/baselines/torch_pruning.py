@@ -1,0 +1,247 @@
+"""Torch-Pruning: the pruning library that many would use otherwise, through its public interface.
+
+G. Fang, X. Ma, M. Song, M. B. Mi, X. Wang: DepGraph: Towards Any Structural Pruning, CVPR 2023. The package
+`torch-pruning` (MIT) is an optional extra.
+
+As in its examples: `BasePruner` with `GroupMagnitudeImportance` or `GroupTaylorImportance` (after backward passes of
+some training batches) removes channels in many small steps, with the same ratio in all layers or by one global ranking,
+until the goal is reached. Minimum widths are its `max_pruning_ratio`, multiples its `round_to`.
+
+Changed for energy: it stops where the cost model meets the targets, not at a number of MACs.
+
+Changed besides, and why:
+- It removes channels at once, and all methods here mask them first. So it prunes a copy, and the channels that it chose
+  are masked in the network. Finetuning is that of all methods.
+- Only groups that it sees as ECC does are pruned: where the same layers produce the channels, and no others. Its graph
+  does not follow every operator, such as shortcuts with padded channels, and pruning those would change the outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import EccError
+from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
+from ecc.methods.base import OneShotMethod, PruningContext
+from ecc.options import check_options, option
+from ecc.task import split_batch
+from ecc.torch_utils import eval_mode
+from ecc.training.distill import training_loss
+
+from .calibration_loss import CalibrationBatches
+from .widths import check_feasible
+
+IMPORTANCES = ("magnitude", "taylor")
+_LAYERS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchPruningSettings:
+    """Settings of Torch-Pruning."""
+
+    importance: str = option("magnitude", "Importance of a channel.", choices=IMPORTANCES)
+    is_global: bool = option(False, "Rank the channels of all layers together; otherwise all lose the same ratio.")
+    iterative_steps: int = option(100, "Steps from the dense network to the minimum widths.", range=(1, None))
+    batches: int = option(16, "Training batches of the importance taylor.", range=(1, None))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class TorchPruning(OneShotMethod):
+    """Prunes the channels that Torch-Pruning chooses."""
+
+    def __init__(self, settings: TorchPruningSettings | None = None) -> None:
+        self.settings = settings or TorchPruningSettings()
+
+    @property
+    def name(self) -> str:
+        """tp_magnitude or tp_taylor."""
+        return f"tp_{self.settings.importance}"
+
+    def config(self) -> dict[str, Any]:
+        """All settings."""
+        return asdict(self.settings)
+
+    def start(self, context: PruningContext) -> None:
+        """Keep the dense weights.
+
+        Raises:
+            EccError: If torch-pruning is not installed.
+        """
+        self._package = import_torch_pruning()
+        super().start(context)
+        self._batches = CalibrationBatches(context, self.settings.batches)
+        self._gradients: list[Tensor] | None = None
+
+    def step(self) -> None:
+        """Prune the dense network to the targets."""
+        context = self.context
+        check_feasible(context)
+        context.model.load_state_dict(self.dense_state)
+        model = copy.deepcopy(context.model)
+        if self.settings.importance == "taylor":
+            self._set_gradients_(model)
+        dead = self._choose(model)
+        mask_channels_(context.model, context.graph, dead)
+        self.pruned_for = list(context.targets)
+        context.log({"phase": self.name, "widths": context.widths()})
+
+    def _choose(self, model: nn.Module) -> dict[str, Tensor]:
+        """Units to remove by group; `model` is pruned."""
+        tp, context, settings = self._package, self.context, self.settings
+        importance = {
+            "magnitude": tp.importance.GroupMagnitudeImportance,
+            "taylor": tp.importance.GroupTaylorImportance,
+        }[settings.importance]()
+        example = first_items(split_batch(self._batches()[0])[0])
+        with eval_mode(model):
+            roots = self._common_groups(model, example)
+            removable = _Removable(context, roots)
+            names = {id(module): name for name, module in model.named_modules()}
+            ignored = [m for name, m in model.named_modules() if isinstance(m, _LAYERS)]
+            pruner = tp.pruner.BasePruner(
+                model,
+                example,
+                importance=importance,
+                global_pruning=settings.is_global,
+                pruning_ratio=1.0 - 1e-6,
+                max_pruning_ratio=1.0 - context.settings.min_width_ratio,
+                iterative_steps=settings.iterative_steps,
+                ignored_layers=[m for m in ignored if names[id(m)] not in roots],
+                round_to=context.width_multiple if context.width_multiple > 1 else None,
+            )
+            for _ in range(settings.iterative_steps):
+                for group in pruner.step(interactive=True):
+                    dependency, indices = group[0]
+                    removable.remove(names[id(dependency.target.module)], indices)
+                    group.prune()
+                    if context.constraint_violation(removable.widths()) <= 0:
+                        return removable.dead()
+        return removable.dead()
+
+    def _common_groups(self, model: nn.Module, example: Any) -> dict[str, str]:
+        """Groups by their first layer in Torch-Pruning, where it has the same layers as ECC for the channels."""
+        graph = self._package.DependencyGraph().build_dependency(model, example_inputs=example)
+        names = {id(module): name for name, module in model.named_modules()}
+        layers = {id(m) for m in model.modules() if isinstance(m, _LAYERS)}
+        ours = {frozenset(_producers(group, model)): group for group in self.context.graph.prunable}
+        found = {}
+        for group in graph.get_all_groups():
+            theirs = frozenset(
+                names[id(dependency.target.module)]
+                for dependency, _ in group
+                if id(dependency.target.module) in layers and graph.is_out_channel_pruning_fn(dependency.handler)
+            )
+            root = names.get(id(group[0][0].target.module))
+            if root is not None and theirs in ours:
+                found[root] = ours[theirs].name
+        return found
+
+    def _set_gradients_(self, model: nn.Module) -> None:
+        """Gradients of the loss, summed over the batches, as backward passes without zero_grad leave them."""
+        if self._gradients is None:
+            with eval_mode(model):
+                model.zero_grad(set_to_none=True)
+                for batch in self._batches():
+                    training_loss(model, batch, self.context.loss, None).backward()
+            self._gradients = [
+                torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()
+            ]
+        for parameter, gradient in zip(model.parameters(), self._gradients, strict=True):
+            parameter.grad = gradient.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the calibration batches."""
+        return {"first_batch": self._batches.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self._batches.restore(state["first_batch"])
+
+
+class _Removable:
+    """Units of the channel graph that are left, while Torch-Pruning removes channels and numbers them anew."""
+
+    def __init__(self, context: PruningContext, roots: Mapping[str, str]) -> None:
+        self._context, self._roots = context, roots
+        groups = context.graph.groups
+        self._least = dict(zip((group.name for group in groups), context.min_widths(), strict=True))
+        masks = live_masks(context.model, context.graph)
+        self._alive = {group.name: mask.cpu().clone() for group, mask in zip(groups, masks, strict=True)}
+        self._left: dict[str, list[int]] = {}
+        """Units of the channels that are left, by layer, in the present order."""
+        for root, name in roots.items():
+            index = _producer_index(context.graph[name], root)
+            owner = {int(channel): unit for unit, row in enumerate(index.tolist()) for channel in row}
+            self._left[root] = [owner[channel] for channel in sorted(owner)]
+
+    def remove(self, root: str, indices: list[int]) -> None:
+        """Note that Torch-Pruning removes some channels of a layer. A unit is removed with its first channel."""
+        name, left = self._roots[root], self._left[root]
+        alive = self._alive[name]
+        for unit in [left[index] for index in indices]:
+            if alive[unit] and int(alive.sum()) > self._least[name]:
+                alive[unit] = False
+        gone = set(indices)
+        self._left[root] = [unit for index, unit in enumerate(left) if index not in gone]
+
+    def widths(self) -> list[int]:
+        """Widths that `slim` would give."""
+        live = [int(self._alive[group.name].sum()) for group in self._context.graph.groups]
+        return self._context.graph.structure.padded(live, self._context.width_multiple)
+
+    def dead(self) -> dict[str, Tensor]:
+        """Units that were removed, by group."""
+        prunable = [group.name for group in self._context.graph.prunable]
+        return {name: ~self._alive[name] for name in prunable if not bool(self._alive[name].all())}
+
+
+def import_torch_pruning() -> ModuleType:
+    """The package.
+
+    Raises:
+        EccError: If it is not installed, or cannot be imported.
+    """
+    try:
+        import torch_pruning
+    except Exception as error:  # it imports timm where that is installed, which may fail in any way
+        raise EccError(
+            f"the methods tp_magnitude and tp_taylor need torch-pruning, which cannot be imported ({error}); "
+            'install it: pip install "ecc-compress[torch-pruning]".'
+        ) from error
+    return torch_pruning  # type: ignore[no-any-return]
+
+
+def first_items(inputs: Any) -> Any:
+    """The first two items of a batch of inputs, as an example for tracing."""
+    if isinstance(inputs, Tensor):
+        return inputs[:2]
+    if isinstance(inputs, Mapping):
+        return {name: first_items(one) for name, one in inputs.items()}
+    return tuple(first_items(one) for one in inputs) if isinstance(inputs, tuple | list) else inputs
+
+
+def _producers(group: ChannelGroup, model: nn.Module) -> list[str]:
+    """Layers that produce the channels of a group; none if one of them has other channels too."""
+    modules = dict(model.named_modules())
+    layers = {path: modules[path] for path in group.layers(Role.PRODUCER) if isinstance(modules.get(path), _LAYERS)}
+    for path, layer in layers.items():
+        width = getattr(layer, "out_channels", getattr(layer, "out_features", None))
+        if _producer_index(group, path).numel() != width:
+            return []
+    return list(layers)
+
+
+def _producer_index(group: ChannelGroup, path: str) -> Tensor:
+    """(units, channels of a unit): output channels of a layer."""
+    return next(one.index for one in group.slices if one.tensor == f"{path}.weight" and Role.PRODUCER in one.roles)
