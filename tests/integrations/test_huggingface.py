@@ -22,7 +22,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
     transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
     pytest.importorskip("accelerate", reason="the Trainer needs it")
-    from ecc.integrations.huggingface import EccCallback
 
 STEPS = 20
 pytestmark = [
@@ -68,7 +67,9 @@ def dense_joules(model: nn.Module) -> float:
     return float(cost.value(torch.tensor(cost.full_widths)))
 
 
-def trainer_of(folder: Path, solver_steps: int, noted: Noted, **settings: Any) -> tuple[Any, Classifier, EccCallback]:
+def trainer_of(folder: Path, solver_steps: int, noted: Noted, **settings: Any) -> tuple[Any, Classifier, Any]:
+    from ecc.integrations.huggingface import EccCallback  # here: it imports the Trainer for seconds
+
     model = Classifier()
     graph = trace_channels(model, {"pixels": torch.randn(4, 1, 8, 8)})
     solver = EccSolver(model, graph, macs_cost(graph), "50%", solver_steps, lr=1e-3)

@@ -16,11 +16,6 @@ from ecc.graph import ChannelGraph, max_relative_diff
 from ecc.methods import EccSolver
 from methods.nets import macs_cost, traced
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its dependencies at import
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
-    from ecc.integrations.lightning import EccCallback
-
 EPOCHS, BATCHES = 2, 10
 # Advice about this machine and this loader, none of it about the callback.
 pytestmark = [
@@ -29,22 +24,40 @@ pytestmark = [
 ]
 
 
-class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
-    def __init__(self, net: nn.Module, graph: ChannelGraph, steps: int | None = None) -> None:
-        super().__init__()
-        self.net, self.graph, self.steps = net, graph, steps
-
-    def training_step(self, batch: tuple[Tensor], number: int) -> Tensor:
-        loss: Tensor = self.net(batch[0]).square().mean()
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        steps = self.steps or int(self.trainer.estimated_stepping_batches)
-        solver = EccSolver(self.net, self.graph, macs_cost(self.graph), "50%", steps, lr=1e-2)
-        return {"optimizer": solver, "lr_scheduler": torch.optim.lr_scheduler.ConstantLR(solver)}
+@pytest.fixture(scope="module")
+def lightning() -> Any:
+    """Imported here, since that takes seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its dependencies at import
+        return pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
 
 
-def fitted(module: Module, callback: EccCallback, example: Tensor, folder: Path) -> Any:
+def make_callback(net: nn.Module, graph: ChannelGraph, **options: Any) -> Any:
+    from ecc.integrations.lightning import EccCallback
+
+    return EccCallback(net, graph, **options)
+
+
+def make_module(lightning: Any, net: nn.Module, graph: ChannelGraph, steps: int | None = None) -> Any:
+    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: tuple[Tensor], number: int) -> Tensor:
+            loss: Tensor = self.net(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            solver = EccSolver(
+                net, graph, macs_cost(graph), "50%", steps or int(self.trainer.estimated_stepping_batches), lr=1e-2
+            )
+            return {"optimizer": solver, "lr_scheduler": torch.optim.lr_scheduler.ConstantLR(solver)}
+
+    return Module()
+
+
+def fitted(lightning: Any, module: Any, callback: Any, example: Tensor, folder: Path) -> Any:
     logger = lightning.loggers.CSVLogger(folder)
     trainer = lightning.Trainer(
         max_epochs=EPOCHS,
@@ -62,11 +75,11 @@ def fitted(module: Module, callback: EccCallback, example: Tensor, folder: Path)
     return Path(logger.log_dir) / "metrics.csv"
 
 
-def test_the_trainer_prunes_logs_and_leaves_a_small_network(tmp_path: Path) -> None:
+def test_the_trainer_prunes_logs_and_leaves_a_small_network(lightning: Any, tmp_path: Path) -> None:
     net, example, graph = traced("digits")
-    callback = EccCallback(net, graph, every=2)
+    callback = make_callback(net, graph, every=2)
     assert callback.slim is None
-    metrics = fitted(Module(net, graph), callback, example, tmp_path)
+    metrics = fitted(lightning, make_module(lightning, net, graph), callback, example, tmp_path)
     assert callback.slim is not None
     assert max_relative_diff(net, callback.slim, example) <= 1e-5
     assert sum(p.numel() for p in callback.slim.parameters()) < sum(p.numel() for p in net.parameters())
@@ -77,9 +90,9 @@ def test_the_trainer_prunes_logs_and_leaves_a_small_network(tmp_path: Path) -> N
     assert energies[-1] <= 0.5 * float(macs_cost(graph).value(torch.tensor(macs_cost(graph).full_widths)))
 
 
-def test_a_schedule_longer_than_the_training_is_refused_before_it(tmp_path: Path) -> None:
+def test_a_schedule_longer_than_the_training_is_refused_before_it(lightning: Any, tmp_path: Path) -> None:
     net, example, graph = traced("chain")
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with pytest.raises(EccError, match=r"needs 1000 steps, but the trainer makes 20\b"):
-        fitted(Module(net, graph, steps=1000), EccCallback(net, graph), example, tmp_path)
+        fitted(lightning, make_module(lightning, net, graph, 1000), make_callback(net, graph), example, tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())

@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.write_model(path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
     tiny.tiny_llama().save_pretrained(path / "bare")
     tiny_vit().save_pretrained(path / "vit")
+    tiny_vit().vit.save_pretrained(path / "encoder")
     tiny.write_model(path / "damaged", tiny.tiny_llama())
     (path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
     return path
@@ -347,7 +348,8 @@ WRONG = [
     (("hf:llama", "--text", "train.txt", "--data", "."), "takes no data"),
     (("digits", "--text", "train.txt"), "takes no text"),
     (("digits", "--gradient-checkpointing"), "has no gradient checkpointing"),
-    (("hf:vit", "--text", "train.txt"), "takes no tokens; use ecc.compress"),
+    (("hf:vit", "--text", "train.txt"), "classifies images and takes no text; give a data set with --data"),
+    (("hf:encoder", "--text", "train.txt"), "takes no tokens; hf: takes language models, encoders of text"),
     (("hf:llama", "--text", "train.txt", "--budget", "5 mJ/image"), "whose costs are per token; use /token"),
     (("hf:llama", "--text", "train.txt", "--budget", "5 mW/token"), "energy takes J"),
     (("hf:bert", "--text", "train.txt", "--budget", "decode=70%"), "this network is no language model"),

@@ -12,6 +12,7 @@ callback.slim  # the small network
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from ecc.measure.tokens import number_caches_
 from ecc.records import read_record, write_record
 from ecc.run_records import RunSummary
 from ecc.training import Logger
+from ecc.zoo.language import no_progress_bars
 
 from .monitor import SolverMonitor
 
@@ -93,6 +95,7 @@ class EccCallback(TrainerCallback):  # type: ignore[misc] # untyped where transf
 SIZES_FILE = "ecc.json"
 """In the folder of a pruned model: what its configuration cannot say."""
 WEIGHTS_FILE = "model.safetensors"
+_PREPROCESSOR_FILE = "preprocessor_config.json"
 _FORMAT = "ecc pruned model, version 1"
 
 
@@ -118,6 +121,7 @@ def save_pruned(
     folder: str | Path,
     *,
     tokenizer: Any = None,
+    source: str | Path | None = None,
     summary: RunSummary | None = None,
 ) -> Path:
     """Write a pruned model of transformers as a folder, with safetensors, tokenizer and model card.
@@ -133,6 +137,7 @@ def save_pruned(
         model: The slim network, such as `CompressResult.model`.
         folder: Folder to write to.
         tokenizer: The tokenizer, or the folder or name that it is loaded from; None leaves it out.
+        source: Folder or name of the dense model, from which the tokenizer, or the preprocessor of images, is taken.
         summary: Summary of the run, for the model card.
 
     Raises:
@@ -152,9 +157,16 @@ def save_pruned(
             model.config = dense if plain is None else plain
             # With the names of the modules. transformers would write the names of an older version for some models.
             options = {"max_shard_size": "1TB", "save_original_format": False}
-            model.save_pretrained(folder, state_dict=_tensors_to_save(model), **options)
+            with no_progress_bars():
+                model.save_pretrained(folder, state_dict=_tensors_to_save(model), **options)
         finally:
             model.config = dense
+        if source is not None and model.main_input_name == "pixel_values":
+            file = Path(source) / _PREPROCESSOR_FILE
+            if file.is_file():
+                shutil.copy(file, folder / _PREPROCESSOR_FILE)
+        elif source is not None and tokenizer is None:
+            tokenizer = source
         if isinstance(tokenizer, str | Path):
             tokenizer = AutoTokenizer.from_pretrained(str(tokenizer), trust_remote_code=False)
         if tokenizer is not None:
@@ -171,7 +183,7 @@ def save_pruned(
     )
     write_record(folder / SIZES_FILE, record)
     if summary is not None:
-        write_text(folder / "README.md", pruned_card(summary, has_plain_config=plain is not None))
+        write_text(folder / "README.md", pruned_card(summary, type(model).__name__, has_plain_config=plain is not None))
     return folder
 
 
@@ -218,25 +230,29 @@ def load_pruned(folder: str | Path) -> nn.Module:
     return small  # type: ignore[no-any-return]  # a model of transformers, which has no types
 
 
-def pruned_card(summary: RunSummary, *, has_plain_config: bool) -> str:
+def pruned_card(summary: RunSummary, architecture: str, *, has_plain_config: bool) -> str:
     """The model card of a pruned Hugging Face model.
 
     Args:
         summary: Summary of the run.
+        architecture: Class of the model, such as LlamaForCausalLM.
         has_plain_config: Whether `from_pretrained` loads it.
     """
-    card = model_card(summary, {}).replace(f"for one inference of a batch of {summary.batch}", "per token")
-    card = card.replace('library_name: "pytorch"', 'library_name: "transformers"')
+    is_causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    card = model_card(summary, {}).replace('library_name: "pytorch"', 'library_name: "transformers"')
+    if is_causal:
+        card = card.replace(f"for one inference of a batch of {summary.batch}", "per token")
     start = card.index("## How to load")
     plain = (
-        "model = AutoModelForCausalLM.from_pretrained(FOLDER)  # of transformers"
+        f"from transformers import {architecture}\n    model = {architecture}.from_pretrained(FOLDER)"
         if has_plain_config
         else (
             "from ecc.integrations.huggingface import load_pruned\n"
             "    model = load_pruned(FOLDER)  # its layers have different sizes"
         )
     )
-    return f"{card[:start]}## How to load\n\n    {plain}\n    model.generate(...)\n"
+    use = "\n    model.generate(...)" if is_causal else ""
+    return f"{card[:start]}## How to load\n\n    {plain}{use}\n"
 
 
 def _tensors_to_save(model: nn.Module) -> dict[str, Tensor]:

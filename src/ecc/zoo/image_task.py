@@ -208,7 +208,8 @@ def top_k(model: nn.Module, batches: Batches, ks: Sequence[int] = (1, 5)) -> tup
     hits, count = [], 0
     with eval_mode(model):
         for inputs, targets in batches(device_of(model)):
-            scores = model(inputs)
+            outputs = model(inputs)
+            scores = getattr(outputs, "logits", outputs)  # models of transformers return a record
             best = scores.topk(min(max(ks), scores.shape[1]), dim=1).indices == targets[:, None]
             hits.append(torch.stack([best[:, :k].any(dim=1).sum() for k in ks]))  # .item() would synchronise
             count += len(targets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ BATCH_SIZE = 8
 """Training batch size by default, in sequences."""
 MAX_TEXT_BYTES = 1 << 30
 _HELD_OUT = 0.1  # share of the text that no training step sees
-_EXAMPLE = (2, 16)  # of the example input, on which the network is traced and verified
+_EXAMPLE = (2, 16)  # input of a causal model to trace; its cost is that of prefill and decode
 _EVALUATED = 64  # sequences that a held-out score is computed on
 
 
@@ -171,9 +172,10 @@ def language_task(
         text: Text files to train and calibrate on. Without text the task can be traced and measured only.
         test_text: Text files for the score in the report; by default the last tenth of `text`, which is then not
             trained on.
-        length: Tokens per sequence in training, of a prompt (prefill) and in the cache (decode); 128 by default.
+        length: Tokens per sequence in training, of a prompt (prefill), in the cache (decode) and in the input of an
+            encoder; 128 by default.
         batch_size: Training batch size in sequences; 8 by default.
-        batch: Sequences at once in prefill and decode.
+        batch: Sequences at once in prefill and decode, and in the input of an encoder.
         gradient_checkpointing: Compute activations again in the backward pass, which needs less memory.
         log: Called with one-line notes for the user.
 
@@ -187,8 +189,9 @@ def language_task(
         _enable_checkpointing(model)
     vocabulary = int(config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
-    example = {"input_ids": torch.randint(1, vocabulary, _EXAMPLE, generator=generator)}
     is_causal = _is_causal(config)
+    size = _EXAMPLE if is_causal else (batch, length)  # an encoder is measured on its example input
+    example = {"input_ids": torch.randint(1, vocabulary, size, generator=generator)}
     workloads = tuple(TokenWorkload(name=one, batch=batch, length=length) for one in WORKLOADS) if is_causal else ()
     if not text:
         return Task(name=name, model=model, example_input=example, workloads=workloads)
@@ -239,11 +242,9 @@ def load_model(source: str | Path) -> tuple[nn.Module, str]:
     Raises:
         BadTask: If it cannot be loaded.
     """
-    hf, where = _transformers(), str(source)
-    _check_folder(where)
-    config = _loaded(where, "model", lambda: hf.AutoConfig.from_pretrained(where, trust_remote_code=False))
+    hf, where, config = import_transformers(), str(source), load_config(source)
     kind = hf.AutoModelForCausalLM if _is_causal(config) else hf.AutoModel
-    model: nn.Module = _loaded(
+    model: nn.Module = load_part(
         where, "model", lambda: kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False)
     )
     if not _is_causal(config) and getattr(config, "is_encoder_decoder", False):
@@ -253,10 +254,21 @@ def load_model(source: str | Path) -> tuple[nn.Module, str]:
         )
     if not hasattr(config.get_text_config(), "vocab_size"):
         raise BadTask(
-            f"model {where!r} ({type(model).__name__}) takes no tokens; use ecc.compress with batches and a loss of "
-            "your own."
+            f"model {where!r} ({type(model).__name__}) takes no tokens; hf: takes language models, encoders of text "
+            "and image classifiers. Use ecc.compress with batches and a loss of your own."
         )
     return model, Path(where).name
+
+
+def load_config(source: str | Path) -> Any:
+    """The configuration of a model of transformers.
+
+    Raises:
+        BadTask: If it cannot be loaded.
+    """
+    hf, where = import_transformers(), str(source)
+    _check_folder(where)
+    return load_part(where, "model", lambda: hf.AutoConfig.from_pretrained(where, trust_remote_code=False))
 
 
 def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
@@ -269,8 +281,8 @@ def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
     Raises:
         BadTask: If it cannot be loaded, or has tokens that the model does not know.
     """
-    hf, where = _transformers(), str(source)
-    tokenizer = _loaded(where, "tokenizer", lambda: hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False))
+    hf, where = import_transformers(), str(source)
+    tokenizer = load_part(where, "tokenizer", lambda: hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False))
     if len(tokenizer) > vocabulary:
         raise BadTask(
             f"the tokenizer of {where!r} has {len(tokenizer):,} tokens and the model embeds {vocabulary:,}; save the "
@@ -358,10 +370,15 @@ def _check_folder(where: str) -> None:
         )
 
 
-def _loaded(where: str, what: str, load: Callable[[], Any]) -> Any:
-    """Load a part of a model; whatever fails becomes one line."""
+def load_part(where: str, what: str, load: Callable[[], Any]) -> Any:
+    """Load a part of a model; whatever fails becomes one line.
+
+    Raises:
+        BadTask: With the reason.
+    """
     try:
-        return load()
+        with no_progress_bars():
+            return load()
     except Exception as error:  # noqa: BLE001 - whatever a damaged folder makes transformers raise
         text = f"{type(error).__name__} {error}".lower()
         if "gated" in text or "401" in text or "403" in text:
@@ -378,7 +395,26 @@ def _loaded(where: str, what: str, load: Callable[[], Any]) -> Any:
         raise BadTask(f"the {what} {where!r} cannot be loaded: {reason}.") from None
 
 
-def _transformers() -> Any:
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Without the bars of transformers, which are of no use for models that load in seconds."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def import_transformers() -> Any:
+    """The package transformers.
+
+    Raises:
+        BadTask: If it is not installed or too old.
+    """
     try:
         import transformers
     except ImportError as error:

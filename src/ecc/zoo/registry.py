@@ -24,6 +24,7 @@ from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
 from ecc.zoo.image_task import NETWORKS, SEED, image_task, seeded
 from ecc.zoo.language import language_task
+from ecc.zoo.vision import image_classifier_task, is_image_classifier
 
 
 def find_task(
@@ -49,7 +50,8 @@ def find_task(
             * a bundled name, see `BUNDLED_TASKS`. `digits` is a complete task; the others are networks with seeded
               random weights and input, enough to trace and measure, and complete tasks with `data`;
             * `torchvision:NAME` or `timm:NAME`: a network of that library with seeded random weights;
-            * `hf:FOLDER` or `hf:NAME`: a causal language model or an encoder of transformers, see `language_task`;
+            * `hf:FOLDER` or `hf:NAME`: a model of transformers: a causal language model or an encoder of text, see
+              `language_task`, or an image classifier, see `image_classifier_task`;
             * `path/to/file.py:function`: a function without arguments that returns a `Task` or a pair
               `(model, example_input)`. **The file is executed**: name only files that you trust. Its folder is on
               `sys.path` while it runs.
@@ -66,17 +68,11 @@ def find_task(
         log: Called with one-line notes for the user.
     """
     if spec.startswith("hf:"):
-        _refuse_options(spec, "give text files with --text", data=data, weights=weights, image_size=image_size)
-        many, path = batch or 1, spec.removeprefix("hf:")
-        return language_task(
-            path,
-            text,
-            test_text=test_text,
-            length=length,
-            batch_size=batch_size,
-            batch=many,
-            gradient_checkpointing=gradient_checkpointing,
-            log=log,
+        _refuse_options(spec, "the folder has its weights", weights=weights)
+        words: dict[str, Any] = {"text": tuple(text), "test_text": tuple(test_text), "length": length, "batch": batch}
+        words["gradient_checkpointing"] = gradient_checkpointing
+        return _from_transformers(
+            spec, words, data, image_size=image_size, batch_size=batch_size, device=device, log=log
         )
     if gradient_checkpointing:
         raise BadTask(
@@ -121,6 +117,28 @@ def _refuse_options(spec: str, way: str, **options: object) -> None:
 
 
 # ---------------------------------------------------------------- networks of other libraries
+
+
+def _from_transformers(
+    spec: str,
+    words: dict[str, Any],
+    data: str | Path | None,
+    *,
+    image_size: tuple[int, int] | None,
+    batch_size: int | None,
+    device: torch.device | str,
+    log: Callable[[str], None],
+) -> Task:
+    """A model of transformers: an image classifier with `data`, or one of text with the options in `words`."""
+    path = spec.removeprefix("hf:")
+    if not is_image_classifier(path):
+        _refuse_options(spec, "give text files with --text", data=data, image_size=image_size)
+        words["batch"] = words["batch"] or 1
+        return language_task(path, batch_size=batch_size, log=log, **words)
+    if words["text"] or words["test_text"] or words["length"] is not None or words["gradient_checkpointing"]:
+        raise BadTask(f"task {spec!r} classifies images and takes no text; give a data set with --data.")
+    images = None if data is None else find_data(data)
+    return image_classifier_task(path, images, image_size=image_size, batch_size=batch_size, device=device, log=log)
 
 
 def _from_torchvision(name: str) -> Task:

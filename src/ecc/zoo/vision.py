@@ -1,0 +1,143 @@
+"""Tasks of Hugging Face image classifiers: `hf:FOLDER` or `hf:NAME` with `--data`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import BadTask
+from ecc.task import MAX_BATCH_SIZE, Task
+from ecc.zoo.data.batches import ImageFormat, epoch_batches, evaluation_batches
+from ecc.zoo.data.sets import ImageData, Split
+from ecc.zoo.image_task import EVALUATION_PIXELS, SEED, top_k
+from ecc.zoo.language import import_transformers, load_config, load_part
+
+BATCH_SIZE = 64
+"""Training batch size by default, in images."""
+PREPROCESSOR_FILE = "preprocessor_config.json"
+_HALF = (0.5, 0.5, 0.5)  # mean and standard deviation of the colours where the folder names none
+
+
+def is_image_classifier(source: str | Path) -> bool:
+    """Whether a saved model, or one on the Hugging Face hub, classifies images.
+
+    Raises:
+        BadTask: If its configuration cannot be loaded.
+    """
+    names = getattr(load_config(source), "architectures", None) or ()
+    return any(name.endswith("ForImageClassification") for name in names)
+
+
+def image_classifier_task(
+    source: str | Path,
+    data: ImageData | None = None,
+    *,
+    image_size: tuple[int, int] | None = None,
+    batch_size: int | None = None,
+    device: torch.device | str = "cpu",
+    log: Callable[[str], None] = lambda _: None,
+) -> Task:
+    """A task of a Hugging Face image classifier. The score is top-1 accuracy, the loss that of the model.
+
+    Args:
+        source: Folder with a saved model, or a name on the Hugging Face hub.
+        data: Data set; None for the network alone, enough to trace and measure. If its number of classes differs from
+            the outputs of the model, the last layer starts from random weights.
+        image_size: (height, width) of the images; by default that of the configuration.
+        batch_size: Training batch size; 64 by default.
+        device: Device that holds data which fits into memory.
+        log: Called with one-line notes for the user.
+
+    Raises:
+        BadTask: If the model cannot be loaded or the data do not fit.
+    """
+    if data is not None and data.has_pixels:
+        raise BadTask(f"model {str(source)!r} classifies images, but the data set {data.name!r} has labels of pixels.")
+    count = BATCH_SIZE if batch_size is None else batch_size
+    if not 1 <= count <= MAX_BATCH_SIZE:
+        raise BadTask(f"batch size {count} is outside 1..{MAX_BATCH_SIZE}.")
+    model, config = _load(source, None if data is None else len(data.classes), log)
+    size = image_size or _size_of(config)
+    form = ImageFormat(size, *_colours(source))
+    example = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(SEED))
+    name = Path(str(source)).name
+    if data is None:
+        return Task(name=name, model=model, example_input={"pixel_values": example})
+    at_once = max(1, EVALUATION_PIXELS // (size[0] * size[1]))
+    return Task(
+        name=f"{name}-{data.name}",
+        model=model,
+        example_input={"pixel_values": example},
+        train_batches=partial(_labelled_batches, data.train, form, count, str(device)),
+        evaluate=partial(_accuracy, data.test, form, at_once),
+        evaluate_held_out=partial(_accuracy, data.held_out, form, at_once),
+    )
+
+
+class _LabelledBatches(Sequence[dict[str, Tensor]]):
+    """Batches `{"pixel_values", "labels"}`, with which models of transformers return their loss."""
+
+    is_seeded = True
+
+    def __init__(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:  # type: ignore[override]  # slices are not used
+        images, labels = self._batches[number]
+        return {"pixel_values": images, "labels": labels}
+
+
+def _labelled_batches(split: Split, form: ImageFormat, count: int, device: str, epoch: int) -> _LabelledBatches:
+    return _LabelledBatches(epoch_batches(split, form, count, device, epoch))
+
+
+def _accuracy(split: Split, form: ImageFormat, at_once: int, model: nn.Module) -> float:
+    return top_k(model, partial(evaluation_batches, split, form, at_once), (1,))[0]
+
+
+def _load(source: str | Path, classes: int | None, log: Callable[[str], None]) -> tuple[nn.Module, Any]:
+    """The model in float32 with an output for each class, and its configuration."""
+    where, kind = str(source), import_transformers().AutoModelForImageClassification
+    config, options = load_config(source), {}
+    if classes is not None and config.num_labels != classes:
+        log(
+            f"note: {where} has {config.num_labels} outputs and the data {classes} classes; the last layer starts from "
+            "random weights. Train it first (--pretrain-steps N)."
+        )
+        options = {"num_labels": classes, "ignore_mismatched_sizes": True}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(SEED)  # of a new last layer
+        model: nn.Module = load_part(
+            where,
+            "model",
+            lambda: kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False, **options),
+        )
+    return model, config
+
+
+def _size_of(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", None) or 224
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    return int(pair[0]), int(pair[1])
+
+
+def _colours(source: str | Path) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Mean and standard deviation of the colours, as the folder says."""
+    file = Path(str(source)) / PREPROCESSOR_FILE
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        mean, std = (tuple(map(float, found.get(key, _HALF))) for key in ("image_mean", "image_std"))
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise ValueError("image_mean and image_std must have three numbers")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BadTask(f"{file} cannot be used: {error}. Write image_mean and image_std, or remove the file.") from None
+    return mean, std
