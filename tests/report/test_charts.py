@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.report import charts
 from ecc.report.chart_parts import COLOURS, SHAPES
-from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
+from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_tradeoff
 from ecc.report.load import load_report
 from methods.jobs import digits_profile
 from report.folders import HOSTILE, write_grid, write_run
@@ -113,18 +112,15 @@ def test_the_tradeoff_of_a_grid_is_written_with_a_legend(tmp_path: Path) -> None
 
 @cache
 def ablation() -> FitAblation:
-    return run_ablation(digits_profile(), iterations=200)
+    return run_ablation(digits_profile())
 
 
 def test_figures_of_a_fit_are_the_same_for_the_same_data(tmp_path: Path) -> None:
     drawn = draw_fit(ablation(), "digits", tmp_path / "figures", "digits")
-    assert [path.name for path in drawn] == ["digits-prediction.svg", "digits-paper.svg"]
-    text = drawn[0].read_text(encoding="utf-8")
+    assert drawn.name == "digits-prediction.svg"
+    text = drawn.read_text(encoding="utf-8")
     assert all(words in text for words in ("digits", "predicted, held out", "mean error", "physical"))
-    again = draw_fit(replace(ablation(), paper={}), "digits", tmp_path / "again", "digits")
-    assert [path.read_text(encoding="utf-8") for path in again] == [text]
-    both = draw_paper([("one", ablation()), ("two", ablation())], tmp_path / "paper.svg").read_text(encoding="utf-8")
-    assert all(words in both for words in ("one", "two", "MLP, 3 hidden"))
+    assert draw_fit(ablation(), "digits", tmp_path / "again", "digits").read_text(encoding="utf-8") == text
 
 
 def test_paths_that_cannot_be_written_are_refused_early(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from scipy.stats import ttest_rel
 from ecc.errors import BadFile
 from ecc.records import read_record, to_json, write_record
 from ecc.report.history import MAX_HEATMAP_CELLS, MAX_POINTS, Follower, History, PhaseSpan, Thinning, thinned
-from ecc.report.load import MeanStd, Run, load_grid, load_report, p_value, short_budget
+from ecc.report.load import load_grid, load_report, p_value, short_budget
+from ecc.report.records import MeanStd, Run
 from ecc.run_records import CostCheck, GridRunInfo, RunSummary, SolverLine, TrainLine
 from report.folders import GRID_SCORES, energy_model, write_grid, write_run
 

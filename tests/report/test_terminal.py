@@ -285,7 +285,8 @@ def test_a_profile_says_if_narrow_networks_save_little() -> None:
 def test_the_fit_table_has_the_numbers_of_the_model() -> None:
     model = energy_model()
     text = shown(terminal.fit_table(model, "digits: energy"))
-    assert cells(text, "model")[1:] == ["mean", "p90", "max", "bias", "dense", "held out", "near dense", "uniform"]
+    columns = ["mean", "p90", "max", "bias", "dense", "held out", "smallest", "near dense", "uniform"]
+    assert cells(text, "model")[1:] == columns
     errors = model.quality.families["physical"]
     row = [percent(errors.mean, 2), percent(errors.p90, 2), percent(errors.max, 2), percent(errors.bias, 2, sign=True)]
     assert cells(text, "physical (selected)")[1:5] == row
@@ -354,7 +355,7 @@ def test_the_result_table_of_other_runs() -> None:
     assert text.count("6.00 k") == text.count("MACs (counted)") == 1
     for scores, row in (({"dense": 0.5}, ["0.5000"]), ({"dense": 0.5, "pruned": 0.25}, ["0.5000", "0.2500"])):
         assert cells(shown(terminal.compress_table(make_summary(scores=scores), "run")), "score")[1:] == row
-    assert "score" not in shown(terminal.compress_table(make_summary(scores={}), "run"))
+    assert "No score: no evaluate= given." in words(terminal.compress_table(make_summary(scores={}), "run"))
     full = {f"layer{number}": 8 for number in range(15)}
     many = make_summary(widths=dict.fromkeys(full, 4), full_widths=full)
     assert "layer11 4/8 and 3 more." in words(terminal.compress_table(many, "run"))

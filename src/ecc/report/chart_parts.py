@@ -12,7 +12,7 @@ from altair.utils import schemapi
 
 from ecc.formatting import si_scale
 
-from .load import Report, Resource
+from .records import Report, Resource
 
 COLOURS: dict[str, tuple[str, str]] = {
     "ink": ("#16202a", "#e8edf2"),

@@ -37,7 +37,7 @@ from .chart_parts import (
     x_axis,
     y_axis,
 )  # fmt: skip
-from .load import GroupWidth, LayerCost, Report, Run
+from .records import GroupWidth, LayerCost, Report, Run
 
 MAX_LAYERS = 40
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ecc.io import refuse_other_file, write_bytes, write_text
 
 from .chart_parts import COLOURS, SCHEMA, Row, log_axis, make_chart, x_axis, y_axis
 from .charts import figures_of
-from .load import Report
+from .records import Report
 
 FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
 """File formats of charts, with the mark by which a file of the format is recognised."""
@@ -42,13 +42,9 @@ def draw_tradeoff(report: Report, path: Path) -> Path:
     return save_chart(for_file(figure.spec), path)
 
 
-def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
-    """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures."""
-    folder = _made(folder)
-    drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
-    if found.paper:
-        drawn.append(draw_paper([(title, found)], folder / f"{stem}-paper.svg"))
-    return drawn
+def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> Path:
+    """Draw predicted against measured cost, errors over widths and learning curves."""
+    return save_chart(_fit_chart(found, title), _made(folder) / f"{stem}-prediction.svg")
 
 
 def _fit_chart(found: FitAblation, title: str) -> Row:
@@ -90,28 +86,11 @@ def _fit_chart(found: FitAblation, title: str) -> Row:
         )
     heading = f"{title}: {found.resource}, {found.label} on {found.device}, batch {found.batch}"
     panels = [part.properties(width=270, height=230) for part in (left, middle, right)]
-    return _file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
+    return file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
 
 
-def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
-    """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side."""
-    panels = []
-    for title, one in found:
-        rows = [
-            {"model": "bilinear" if count == "0" else f"MLP, {count} hidden", "iteration": iteration, "error": error}
-            for count, curve in one.paper.items()
-            for iteration, error in curve
-        ]
-        y = y_axis("error", "relative test error", scale=alt.Scale(domain=[0, 0.2], clamp=True))
-        line = make_chart(rows).mark_line(strokeWidth=1.5, clip=True)
-        chart = line.encode(
-            x_axis("iteration", "iterations of Adam"), y, alt.Color("model", type="nominal", title=None)
-        )
-        panels.append(chart.properties(title=title, width=270, height=200))
-    return save_chart(_file_config(alt.hconcat(*panels).to_dict()), path)
-
-
-def _file_config(spec: Row) -> Row:
+def file_config(spec: Row) -> Row:
+    """A chart with the colours and fonts of files."""
     axis = {"grid": True, "gridColor": "#e6eaee", "domainColor": "#888", "tickColor": "#888"}
     return {
         **spec,

@@ -202,7 +202,7 @@ class History:
         ]
         found = Curves(loss=thinned(self._loss.rows), checks=checks, phases=[replace(one) for one in self._phases])
         solver = self._solver.rows if self._prune else []
-        found.cost = thinned(self._cost_points(solver, resource, dense, checks))
+        found.cost = thinned(self._cost_points(solver, resource, dense))
         found.dual = thinned(
             [
                 DualPoint(self._batches_at(line.step), line.energy_dual)
@@ -219,9 +219,7 @@ class History:
         ]
         return found
 
-    def _cost_points(
-        self, solver: Sequence[SolverLine], resource: str, dense: float | None, checks: Sequence[CheckPoint]
-    ) -> list[CostPoint]:
+    def _cost_points(self, solver: Sequence[SolverLine], resource: str, dense: float | None) -> list[CostPoint]:
         points = [
             CostPoint(
                 self._batches_at(line.step),
@@ -233,13 +231,7 @@ class History:
         ]
         if not points or dense is None:
             return points
-        known = {point.batches for point in points}
         points.append(CostPoint(self._batches_at(0), dense, dense))  # nothing is pruned before the first step
-        points += [
-            CostPoint(check.batches, check.predicted, None)
-            for check in checks
-            if check.batches is not None and check.batches not in known
-        ]
         return sorted(points, key=lambda point: point.batches)
 
     def _batches_at(self, step: float) -> float:

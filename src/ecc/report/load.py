@@ -21,222 +21,19 @@ from typing import Any
 
 from ecc.budget import MEASURED_UNITS
 from ecc.energy import EnergyModel
-from ecc.energy.model import Origin
-from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
+from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 from ecc.records import read_record, to_builtins
 from ecc.run_records import FRONT_FILE, Front, GridFailure, GridRunInfo, Number, RunSummary
 
 from .history import Curves, Follower, History, thinned
+from .records import GridRow, GroupWidth, LayerCost, MeanStd, ModelInfo, Report, Resource, Run, mean_of
 
 MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
 
 _SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+%) of dense$")
-_TITLES = {"macs": "MACs", "params": "parameters", "weight_bytes": "model size", "throughput": "items per second"}
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
-
-
-# ---------------------------------------------------------------- records
-
-
-@dataclass(frozen=True)
-class Resource:
-    """A cost of the network before and after; limit and met are None where there was no budget."""
-
-    resource: str
-    unit: str
-    label: str
-    dense: float
-    result: float | None
-    limit: float | None = None
-    met: bool | None = None
-
-    @property
-    def title(self) -> str:
-        """The name in text."""
-        return _TITLES.get(self.resource, self.resource.replace("_", " "))
-
-    @property
-    def change(self) -> float | None:
-        """Relative to dense."""
-        return None if self.result is None or not self.dense else self.result / self.dense - 1
-
-    @property
-    def of_budget(self) -> float | None:
-        """Result divided by limit."""
-        return None if self.result is None or not self.limit else self.result / self.limit
-
-
-@dataclass(frozen=True)
-class GroupWidth:
-    """Channels of a group (or weights of a tensor) before and after pruning."""
-
-    group: str
-    full: int
-    kept: int
-    channels: int = 1
-    """Of one unit: those of an attention head, or channels that are tied."""
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """Joules of a layer before and after, for the whole batch."""
-
-    layer: str
-    dense: float
-    result: float
-    parts: tuple[LayerCost, ...] = ()
-    """The layer by itself and the norms, activations and sums after it; empty for a layer without any."""
-
-
-@dataclass(kw_only=True)
-class Run:
-    """One run folder."""
-
-    name: str
-    task: str
-    method: str
-    budget: str
-    seed: int
-    settings: dict[str, Any]
-    is_unstructured: bool
-    device: str
-    batch: int | None
-    label: str
-    summary: RunSummary | None
-    """None while the run is not finished."""
-    now: tuple[str, int] | None
-    """Phase and step of the last line of the history."""
-    resources: list[Resource]
-    widths: list[GroupWidth]
-    layers: list[LayerCost]
-    curves: Curves
-    sessions: list[dict[str, str]]
-    export_command: str | None
-    """Writes the slim network for deployment; None if the run was not started with `ecc compress`."""
-
-    @property
-    def removed_branches(self) -> list[str]:
-        """Residual branches that were removed."""
-        return (
-            [] if self.summary is None else [name for name, is_removed in self.summary.branches.items() if is_removed]
-        )
-
-    @property
-    def gained(self) -> bool:
-        """Whether the score is higher than that of the dense network."""
-        final = self.scores.get("finetuned", self.scores.get("pruned"))
-        return final is not None and final > self.scores.get("dense", final)
-
-    @property
-    def metric(self) -> str:
-        """What the scores are."""
-        return "score" if self.summary is None else self.summary.metric
-
-    @property
-    def main(self) -> Resource | None:
-        """The energy, or the first resource with a budget."""
-        return next((row for row in self.resources if row.resource == "energy"), next(iter(self.resources), None))
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """By name, of a finished run."""
-        return {} if self.summary is None else self.summary.scores
-
-    @property
-    def counted_things(self) -> str:
-        """What is pruned."""
-        return "weights" if self.is_unstructured else "channels"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """The energy model of a run, and how well it predicts."""
-
-    kind: str
-    label: str
-    origin: Origin
-    quality: FitQuality
-    """With at most `MAX_HELD_OUT` samples."""
-    advice: str
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """Over seeds."""
-
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridRow:
-    """One method at one budget, over its seeds."""
-
-    method: str
-    budget: str
-    seeds: int
-    failures: list[str]
-    labels: list[str]
-    pruned: MeanStd | None
-    """Score before finetuning."""
-    finetuned: MeanStd | None
-    cost_ratio: MeanStd | None
-    """Cost relative to the dense network."""
-    met: bool | None
-    batches_total: float | None
-    batches_lineage: float | None
-    seconds: float | None
-    """Mean of the runs that ran in one session; of an interrupted run only the last session is known."""
-    peak_bytes: int | None
-    p_value: float | None
-    """Of a paired t-test of the scores over seeds, against ecc."""
-
-
-@dataclass(kw_only=True)
-class Report:
-    """Everything on a page. A single run is a report with one run."""
-
-    kind: str
-    """run or grid"""
-    folder: str
-    task: str
-    device: str
-    batch: int | None
-    labels: list[str]
-    running: int
-    methods: list[str]
-    budgets: list[str]
-    seeds: list[int]
-    runs: list[Run]
-    rows: list[GridRow]
-    failures: list[GridFailure]
-    model: ModelInfo | None
-    front: Front | None
-    """The results of several budgets of one run; a report with it has a run for each budget."""
-    commands: list[str]
-    environments: list[dict[str, str]]
-
-    @property
-    def first_budget(self) -> str | None:
-        """The budget that is selected first: the middle one. None where there is no choice."""
-        return self.budgets[len(self.budgets) // 2] if len(self.budgets) > 1 else None
-
-    @property
-    def metric(self) -> str:
-        """What the scores are."""
-        return next((run.metric for run in self.finished), "score")
-
-    @property
-    def dense_score(self) -> float | None:
-        """Mean score of the dense network over the runs that have one."""
-        return _mean(run.scores["dense"] for run in self.finished if "dense" in run.scores)
-
-    @property
-    def finished(self) -> list[Run]:
-        """Runs with a result."""
-        return [run for run in self.runs if run.summary is not None]
 
 
 # ---------------------------------------------------------------- files
@@ -493,9 +290,9 @@ def _grid_rows(
                 finetuned=_mean_std(scores(method, budget).values()),
                 cost_ratio=_mean_std(row.result / row.dense for row in first),
                 met=all(summary.met for _, summary in found) if found else None,
-                batches_total=_mean(count.total for count in batches),
-                batches_lineage=_mean(count.lineage for count in batches),
-                seconds=_mean(info.seconds for info, _ in found if info.sessions == 1),
+                batches_total=mean_of(count.total for count in batches),
+                batches_lineage=mean_of(count.lineage for count in batches),
+                seconds=mean_of(info.seconds for info, _ in found if info.sessions == 1),
                 peak_bytes=max((info.peak_bytes for info, _ in found if info.peak_bytes is not None), default=None),
                 p_value=p_value(scores(reference, budget), scores(method, budget)) if method != reference else None,
             )
@@ -511,11 +308,6 @@ def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | Non
     from scipy.stats import ttest_rel  # importing it takes half a second
 
     return float(ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = [float(value) for value in values]
-    return statistics.fmean(found) if found else None
 
 
 def _mean_std(values: Iterable[float]) -> MeanStd | None:

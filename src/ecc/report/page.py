@@ -25,7 +25,8 @@ from ecc.records import to_builtins
 
 from .chart_parts import COLOURS, SHAPES
 from .charts import figures_of
-from .load import Report, load_report
+from .load import load_report
+from .records import Report
 
 DASH = "\N{EN DASH}"
 """Shown where there is no number."""

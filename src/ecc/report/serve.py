@@ -18,8 +18,9 @@ from typing import Any
 from ecc.errors import EccError
 
 from .history import Follower
-from .load import Report, load_report
+from .load import load_report
 from .page import page_content, render_page
+from .records import Report
 
 ADDRESS = "127.0.0.1"
 

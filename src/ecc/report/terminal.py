@@ -28,7 +28,7 @@ from ecc.measure.profile import Profile, drift_remedy
 from ecc.run_records import Feasibility, Front, RunSummary
 from ecc.settings import deployment
 
-from .load import GridRow, MeanStd
+from .records import GridRow, MeanStd
 
 if TYPE_CHECKING:
     from ecc.export.run_export import ExportedRun
@@ -267,16 +267,21 @@ def fit_summary(model: EnergyModel) -> dict[str, Any]:
 def fit_table(model: EnergyModel, title: str) -> RenderableType:
     """How well an energy model predicts, what the layers cost, and which budgets can be met."""
     quality = model.quality
-    columns = ("model", "mean", "p90", "max", "bias", "dense", "held out", "near dense", "uniform")
+    columns = ("model", "mean", "p90", "max", "bias", "dense", "held out", "smallest", "near dense", "uniform")
     table = _table(*columns, title=title)
     for name, found in quality.families.items():
         selected = " (selected)" if name == model.kind and len(quality.families) > 1 else ""
         numbers = [_optional(getattr(found, key)) for key in ("mean", "p90", "max")]
-        numbers += [_optional(getattr(found, key), sign=True) for key in ("bias", "dense_fitted", "dense")]
+        numbers += [_optional(getattr(found, key), sign=True) for key in ("bias", "dense_fitted", "dense", "smallest")]
         numbers += [_optional(getattr(found, key)) for key in ("near_dense", "uniform")]
         table.add_row(name + selected, *numbers)
     noise = quality.noise
-    about = "Relative errors on held-out samples (10-fold cross-validation); `dense`: in the final fit. "
+    about = (
+        "Relative errors on held-out samples (10-fold cross-validation). `dense`: the dense network in the final fit. "
+    )
+    about += (
+        "`held out`, `smallest`: the dense and the smallest network, each left out of the fit, not part of the mean. "
+    )
     about += "The noise was not measured." if noise is None else f"Std of one measurement: {percent(noise, 2)}."
     sentences = [text for text in (describe_learning_curve(quality), describe_outlier_widths(quality)) if text]
     layers: list[RenderableType] = ["Most expensive layers of the dense network, predicted:", _layer_table(model)]
@@ -384,6 +389,8 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
         files = "sparse.safetensors, nonzeros.json"
     if summary.max_relative_diff is not None:
         lines.append(f"Verified: masked and slim outputs differ by at most {summary.max_relative_diff:.1g} (relative).")
+    if not scores:
+        lines.append("No score: no evaluate= given.")
     if summary.note:
         lines.append(f"Note: {summary.note}")
     lines.append(f"{folder}: {files}, summary.json, history.jsonl")
