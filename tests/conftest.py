@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -17,6 +18,13 @@ SEED = 20190613
 # One thread a process: the suite itself runs in parallel, and sums over threads differ from run to run.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
+
+# Without a GPU, torch.manual_seed queues calls for one, each with the text of the stack: milliseconds under pytest.
+if not torch.cuda.is_available():
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
+
+os.fsync = lambda fd: None  # the disk takes milliseconds, thousands of times; no test cuts the power
 
 # A shell starts jobs in the background with Ctrl-C ignored, and the programs that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,6 +52,13 @@ hypothesis.register_random(_TORCH_RANDOM)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=15)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=5_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen() -> None:
+    """Spare each full garbage collection, of which every profile makes one, the objects of all imported modules."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

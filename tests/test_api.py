@@ -87,7 +87,9 @@ def test_counted_budgets_need_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.met
     assert result.energy is None
     assert {name: one.label for name, one in result.summary.budgets.items()} == {"macs": "counted", "params": "counted"}
-    assert str(result).splitlines()[0].startswith("macs ")
+    lines = str(result).splitlines()
+    assert lines[0].startswith("macs ")
+    assert "score       none (no evaluate= was given)" in lines
     assert not Path("run/network.profile").exists()
 
 

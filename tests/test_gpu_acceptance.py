@@ -109,6 +109,11 @@ def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> No
     assert checks["hangs"]["summary"].startswith("stopped after ")
     assert "FAILED  bad" in found.stdout
     assert "1 of 4 checks passed" in found.stdout
+    kept = called(*common, "--only", "good", "--keep", folder=tmp_path)
+    assert kept.returncode == 0, kept.stdout + kept.stderr
+    record = json.loads(out.read_text())
+    assert list(record["checks"]) == ["good", "bad", "raises", "hangs"]
+    assert record["passed"] is False
     alone = called(*common, "--only", "good", folder=tmp_path)
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert list(json.loads(out.read_text())["checks"]) == ["good"]

@@ -29,8 +29,14 @@ def test_it_is_a_valid_notebook_without_outputs_that_says_how_to_install() -> No
             assert cell["execution_count"] is None
 
 
+SHORTER = {"epochs=8": "epochs=2", "epochs=12": "epochs=2", "pretrain_steps=200": "pretrain_steps=40"}
+
+
 @pytest.mark.slow
-def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shorter", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_every_cell_runs(
+    shorter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     shown = []
@@ -38,6 +44,8 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         text = "".join(cell["source"])
         if cell["cell_type"] != "code" or text.startswith("%pip"):
             continue
+        for long, short in SHORTER.items() if shorter else ():
+            text = text.replace(long, short)
         body = ast.parse(text, f"cell {number}").body
         last = body.pop() if isinstance(body[-1], ast.Expr) else None
         exec(compile(ast.Module(body, []), f"cell {number}", "exec"), namespace)
@@ -49,7 +57,7 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "groups are prunable" in output
     assert ": met" in output
     assert namespace["result"].met
-    assert namespace["result"].score > 0.8
+    assert namespace["result"].score > (0.3 if shorter else 0.8)
     assert len(namespace["front"]) == 3
     charts = [chart.to_dict() for chart in shown if chart is not None]
     assert len(charts) == 2

@@ -155,6 +155,8 @@ class CompressResult:
         if self.score is not None:
             shown = [score_text(one, summary.metric) for one in (dense, self.score) if one is not None]
             rows.append((summary.metric, " -> ".join(shown)))
+        else:
+            rows.append((summary.metric, "none (no evaluate= was given)"))
         for name, budget, count in (("MACs", "macs", summary.macs), ("parameters", "params", summary.parameters)):
             if budget not in summary.budgets and count is not None:
                 rows.append((name, f"{si(count.dense, '')} -> {si(count.result, '')}"))
@@ -217,7 +219,8 @@ def compress(
         folder: Run folder. The same call again resumes the run in it, or returns its result.
         distill: Weight of the distillation loss from 0 to 1; "auto" is 0.5 where outputs can be compared, else 0.
         method: "ecc", "one_shot" (without training), or a baseline: "uniform", "netadapt", "amc", "eap", "lcp",
-            "greedy"; for transformers also "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp".
+            "legr", "greedy", "greedy_taylor", "tp_magnitude", "tp_taylor"; for transformers also "wanda_sp", "flap",
+            "llm_pruner", "shortgpt", "2ssp".
         progress: Whether to show progress on stderr.
         energy_model: Fitted models of energy and latency, if you have them; nothing is profiled then.
         samples: Width configurations to measure; by default at most 250, fewer if the fit is good earlier.

@@ -5,13 +5,16 @@ from __future__ import annotations
 BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "resnet56")
 """The tasks that need no file and no other package; `ecc.zoo.image_task` has the networks."""
 
-COMPARED_METHODS = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
+COMPARED_METHODS = ("ecc", "netadapt", "amc", "eap", "lcp", "legr", "uniform", "greedy", "greedy_taylor")
 """The methods of `ecc compare` by default, for any network."""
+
+PEER_METHODS = ("tp_magnitude", "tp_taylor")
+"""Methods of other packages, which are optional extras."""
 
 TRANSFORMER_METHODS = ("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp")
 """Methods without training, for transformers."""
 
-METHOD_NAMES = (*COMPARED_METHODS, *TRANSFORMER_METHODS)
+METHOD_NAMES = (*COMPARED_METHODS, *PEER_METHODS, *TRANSFORMER_METHODS)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 SCRATCH = "scratch"
@@ -36,5 +39,5 @@ PHASES = ("pretrain", "prune", "finetune")
 """Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
 finetune trains the slim network."""
 
-LANGUAGE_DEFAULTS = {"kd_temperature": 1.0, "lr": 1e-4}
-"""Settings of `ecc compress hf:...`, which suit language models; typed options win."""
+TRANSFORMERS_DEFAULTS = {"kd_temperature": 1.0, "lr": 1e-4}
+"""Settings of `ecc compress hf:...`, for models of transformers; typed options win."""

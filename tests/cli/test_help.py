@@ -82,6 +82,7 @@ PARSED = {
     "ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run": (
         "a saved model; see zoo/test_language.py"
     ),
+    "ecc compress hf:./vit --data imagenet --budget 60% -o run": "a saved model; see zoo/test_vision.py",
     "ecc doctor --target ssh://me@jetson": "a board; see measure/remote",
     "ecc profile net.py:build --target ssh://me@jetson --meter jetson -o net.profile": "a board; see measure/remote",
     "ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run": "a board",
@@ -100,7 +101,6 @@ SMALLER = {
     "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--quick",
     "ecc profile mobilenet_v1 --runner cuda-graph --precision tf32 -o mobile.profile": None,
     "ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile": f"{PLATFORM},noise=0.01 --samples 20",
-    "ecc fit mobile.profile --figures figures --paper 10000": "--paper 20",
     "ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300": f"{SHORT} --batch 256",
     "ecc compress digits --budget macs=40% -o run --pretrain-steps 300": SHORT,
     "ecc compress digits --budgets macs=80%,macs=50%,macs=35% -o run --pretrain-steps 300": f"{SHORT} -o front",

@@ -205,6 +205,15 @@ def test_a_machine_without_a_meter_gets_a_short_list_of_choices(folder: Path, mo
     assert not (folder / "run").exists()
 
 
+@pytest.mark.parametrize("verb", ["compress --budget 50% -o run", "compare --budgets 50% -o run --methods uniform"])
+def test_a_task_without_training_data_is_refused_before_a_meter_is_opened(verb: str, folder: Path) -> None:
+    name, *words = verb.split()
+    result = ecc(name, "net.py:plain", *words)  # the search for a meter would fail in another way
+    assert result.exit_code == 2
+    assert "task 'net.plain' has no train_batches" in result.stderr
+    assert not (folder / "run").exists()
+
+
 def test_an_unmet_budget_is_exit_code_2_and_the_result_is_kept(folder: Path) -> None:
     text = (folder / "energy.json").read_text()
     lists = re.compile(r'("coefficients": \[)([^]]+)')

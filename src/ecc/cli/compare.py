@@ -59,7 +59,7 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
 @option("--budgets", metavar="LIST", default="80%,65%,50%,35%", help="Budgets, with commas between them.")
 @option(
     "--methods", metavar="LIST", default=",".join(COMPARED_METHODS), show_default=False,
-    help=f"Some of {', '.join((*METHOD_NAMES, SCRATCH))}; the default is the first seven.",
+    help=f"Some of {', '.join((*METHOD_NAMES, SCRATCH))}; the default is those up to {COMPARED_METHODS[-1]}.",
 )  # fmt: skip
 @option("--seeds", metavar="N", type=click.IntRange(1, 1000), default=3, help="Runs of each method and budget.")
 @option(
@@ -231,6 +231,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     """The same comparison with energy models: those of the command, or new ones in the folder of the runs."""
     import torch
 
+    from ecc.methods.base import check_trainable
     from ecc.methods.grid import check_grid_folder
     from ecc.profiling import open_meter, profile_and_fit
     from ecc.training import DistributedContext
@@ -239,12 +240,13 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     if spec.energy or not resources:
         return spec
     check_grid_folder(output)
-    device = usable_device(spec.device)
+    device, task = usable_device(spec.device), build_task(spec.task, **spec.data)
+    check_trainable(task)
     way: dict[str, Any] = {"inference": spec.settings.inference, "task": spec.installed(batch)}
     with open_meter(spec.meter, torch.device(device), targets=spec.targets, **way) as source:
         assert source is not None  # without an energy model there has to be one
         models = profile_and_fit(
-            build_task(spec.task, **spec.data),
+            task,
             resources,
             source,
             output,

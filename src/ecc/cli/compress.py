@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ecc.budget import Budget, parse_budgets, parse_several_budgets
-from ecc.constants import BUNDLED_TASKS, LANGUAGE_DEFAULTS, METHOD_NAMES, PRESETS
+from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS, TRANSFORMERS_DEFAULTS
 from ecc.errors import EccError
 from ecc.integrations.trackers import parse_tracker
 from ecc.settings import CompressSettings, make_settings
@@ -100,6 +100,7 @@ def compress(
       ecc compress digits --budgets macs=80%,macs=50%,macs=35% -o run --pretrain-steps 300
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run
+      ecc compress hf:./vit --data imagenet --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
@@ -166,7 +167,7 @@ def compress(
         return
     results = {output: summary} if result is None else {one.folder: one.summary for one in result.front or (result,)}
     for one in () if result is None else result.front or (result,):
-        _save_language_model(one.folder, task, one)
+        _save_transformers_model(one.folder, task, one)
     for folder in results:
         remember_task(folder, task, data)
     reports = [describe_report(folder) for folder in (*results, *([output] if several else []))]
@@ -219,15 +220,15 @@ def _defaults_of(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Default settings that depend on the task."""
     if not task.startswith("hf:"):
         return {}
-    return {**LANGUAGE_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
+    return {**TRANSFORMERS_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
 
 
-def _save_language_model(folder: Path, task: str, result: CompressResult) -> None:
-    """Write a pruned Hugging Face model with its tokenizer and model card into the run folder."""
+def _save_transformers_model(folder: Path, task: str, result: CompressResult) -> None:
+    """Write a pruned Hugging Face model with its tokenizer or preprocessor and model card into the run folder."""
     if task.startswith("hf:"):
         from ecc.integrations.huggingface import save_pruned
 
-        save_pruned(result.model, folder / "model", tokenizer=task.removeprefix("hf:"), summary=result.summary)
+        save_pruned(result.model, folder / "model", source=task.removeprefix("hf:"), summary=result.summary)
 
 
 def _refuse_without_effect(

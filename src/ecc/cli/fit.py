@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ecc.errors import BadBudget, BadFile, EccError
+from ecc.errors import BadBudget, BadFile
 
 from .options import PATH, Command, json_option, option, print_json
 
@@ -18,10 +18,6 @@ from .options import PATH, Command, json_option, option, print_json
 @option("--resource", metavar="NAME", default="energy", help="energy or latency.")
 @option("--budget", "budgets", metavar="BUDGET", multiple=True, help="Check whether it can be met. Repeatable.")
 @option("--figures", type=PATH, metavar="FOLDER", help="Draw errors and learning curves, and write their data.")
-@option(
-    "--paper", "iterations", metavar="N", type=int, default=0, common=False,
-    help="With --figures: iterations of the fit by Adam as in the paper (10000).",
-)  # fmt: skip
 @option("--allow-drift", is_flag=True, help="Accept a profile whose dense network varied by more than 3 %.")
 @json_option
 def fit(
@@ -31,7 +27,6 @@ def fit(
     resource: str,
     budgets: tuple[str, ...],
     figures: Path | None,
-    iterations: int,
     allow_drift: bool,
     as_json: bool,
 ) -> None:
@@ -42,7 +37,6 @@ def fit(
       ecc fit digits.profile -o energy.json
       ecc fit mobile.profile -o energy.json --budget 60% --figures figures
       ecc fit mobile.profile -o latency.json --resource latency
-      ecc fit mobile.profile --figures figures --paper 10000
     """
     from rich.console import Console
 
@@ -58,8 +52,6 @@ def fit(
     parsed = parse_budgets(budgets) if budgets else ()
     stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
     _check_files(output, figures, stem)
-    if iterations < 0 or (iterations and figures is None):
-        raise EccError(f"--paper {iterations}: give at least 1 iteration, and --figures FOLDER.")
     for one in parsed:
         if one.resource != resource:
             raise BadBudget(f"budget {one} is on {one.resource}, but this model predicts {resource}; leave it out.")
@@ -71,11 +63,10 @@ def fit(
     if figures is not None:
         from ecc.report.figures import draw_fit
 
-        found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
-        written += draw_fit(found, stem, figures, stem)
+        found = run_ablation(profile, resource=resource, allow_drift=allow_drift)
         data = figures / f"{stem}-fit.json"
+        written += [draw_fit(found, stem, figures, stem), data]
         write_text(data, to_json(found).decode() + "\n")
-        written.append(data)
     checks = [check_budget(model, one) for one in parsed]
     if as_json:
         warnings = [line for is_reachable, line in checks if not is_reachable]
@@ -100,5 +91,4 @@ def _check_files(output: Path | None, figures: Path | None, stem: str) -> None:
         refuse_other_file(output, FORMAT, "energy model")
     if figures is not None:
         refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
-        for name in ("prediction", "paper"):
-            refuse_other_file(figures / f"{stem}-{name}.svg", "<svg", "figure")
+        refuse_other_file(figures / f"{stem}-prediction.svg", "<svg", "figure")

@@ -230,7 +230,7 @@ PATH = click.Path(path_type=Path)
 task_options = options(
     option(
         "--data", metavar="FOLDER", type=PATH,
-        help="Data set of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid.",
+        help="Data set of a bundled network or an image classifier hf:NAME: ImageNet, Cityscapes, CIFAR-10, CamVid.",
     ),
     option(
         "--weights", metavar="FILE", type=PATH, common=False,

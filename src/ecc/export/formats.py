@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ecc.errors import CannotExport, first_line
 from ecc.graph.forward_pass import as_call
 from ecc.graph.numerics import ALLOWED_FLOAT32, allowed_difference, outputs_of, relative_error
-from ecc.measure.runners.onnx_network import one_line_errors
+from ecc.measure.runners.onnx_network import one_line_errors, onnx_program
 from ecc.measure.runners.runtime import import_runtime
 from ecc.task import Inputs, batch_size_of, with_batch_size
 from ecc.torch_utils import tensors_in
@@ -113,9 +113,7 @@ def _write_onnx(model: nn.Module, example_input: Inputs, path: Path) -> None:
     import_runtime("onnxscript")
     program = export_program(model, example_input)
     with one_line_errors("torch.onnx cannot write this network"):
-        found = torch.onnx.export(program, dynamo=True, verbose=False)
-        assert found is not None  # dynamo=True
-        found.save(path, external_data=False)  # one file
+        onnx_program(program).save(path, external_data=False)  # one file
 
 
 def _run_onnx(path: Path) -> Runner:
