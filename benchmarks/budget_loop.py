@@ -29,8 +29,9 @@ from ecc.energy import EnergyModel, fit
 from ecc.measure import Profile
 from ecc.methods import BudgetController, MeasuredCost
 from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver, WidthPlanner
+from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 60

@@ -173,11 +173,6 @@ class Match:
     """ECC minus baseline in points, for each seed."""
 
     @property
-    def is_level(self) -> bool:
-        """Whether the sign of the difference varies between seeds."""
-        return bool(self.seed_points) and min(self.seed_points) < -ALIKE and max(self.seed_points) > ALIKE
-
-    @property
     def points(self) -> float | None:
         """ECC minus baseline, in points."""
         return None if self.ours is None or self.theirs is None else 100 * (self.ours - self.theirs)

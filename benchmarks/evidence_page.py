@@ -10,7 +10,6 @@ from pathlib import Path
 
 from evidence_data import (
     AFTER,
-    ALIKE,
     BEFORE,
     OVER,
     Experiment,
@@ -22,6 +21,7 @@ from evidence_data import (
 )
 from evidence_tables import cells_table, joules_table, matches_table, missing, scores_table, table_2, within
 from evidence_text import INTRODUCTION, ablations, about, of_the_model, uniformly_pruned, variants
+from paired import paired_interval
 from result_tables import RESULTS, origin_of, table
 
 UNFINISHED = "not finished"
@@ -54,8 +54,8 @@ def in_short(found: list[Experiment]) -> str:
     budgets = sorted({budget for one in found for budget in one.budgets}, key=share_of, reverse=True)
     rows = [[budget, *(_side(one, budget) for one in found)] for budget in budgets]
     head = (
-        "ECC minus the best baseline, in points after fine-tuning (in parentheses: at equal energy). *level*: the sign "
-        "differs between seeds."
+        "ECC minus the best baseline, in points after fine-tuning (in parentheses: at equal energy). *undecided*: the 95 % "
+        "interval of the paired difference contains zero."
     )
     return f"{head}\n\n" + table(["budget", *(one.title.partition(":")[0] for one in found)], rows)
 
@@ -66,8 +66,7 @@ def _side(found: Experiment, budget: str) -> str:
         return ""
     if one.points is None:
         return "no score"
-    side = "level" if one.is_level else "behind" if one.points < -ALIKE else "ahead"
-    return f"{side}, {one.points:+.2f}" + ("" if equal is None else f" ({equal:+.2f})")
+    return f"{paired_interval(one.seed_points).side}, {one.points:+.2f}" + ("" if equal is None else f" ({equal:+.2f})")
 
 
 def goals(found: list[Experiment]) -> str:

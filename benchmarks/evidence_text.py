@@ -21,7 +21,7 @@ from result_tables import load
 from ecc.energy import EnergyModel, fit
 from ecc.energy.quality import describe_outlier_widths
 from ecc.measure import Profile
-from ecc.methods.baselines.netadapt import NetAdaptSettings
+from ecc.methods.baselines.netadapt import INITIAL_REDUCTION
 from ecc.zoo.recipe import read_recipe
 
 CONSTANT_LR, UNIFORM_FLOOR, EARLY = (f"{OURS} ({variant})" for variant in ("constant LR", "uniform floor", "early"))
@@ -143,7 +143,7 @@ def _fitted(file: Path, changed: int) -> EnergyModel:
 
 def _netadapt_candidates(found: Experiment, model: EnergyModel) -> str:
     """How many groups can meet the first reduction of NetAdapt, if these are few."""
-    step, requested = found.record["width_multiple"], NetAdaptSettings().initial_reduction
+    step, requested = found.record["width_multiple"], INITIAL_REDUCTION
     full = torch.tensor(model.full_widths, dtype=torch.float64)
     dense, groups, able = float(model.value(full)), 0, 0
     for place, name in enumerate(model.groups):

@@ -245,6 +245,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="JSON file to write; results/gpu_acceptance.json is the committed one")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="checks to run; all by default")
+    parser.add_argument("--keep", action="store_true", help="with --only: keep the other checks of the file")
     parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument("--vendor", type=Path, default=VENDOR, help="folder of wheels for a Python that lacks them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help=argparse.SUPPRESS)
@@ -292,11 +293,14 @@ def accept(checks: Sequence[Any], args: argparse.Namespace, unpacked: Sequence[s
     if unpacked:
         print(f"from {args.vendor}: {', '.join(unpacked)}", flush=True)
 
+    earlier = earlier_checks(args.out) if args.keep else {}
+
     def keep(found: dict[str, Record]) -> None:
         """Write what is known after each check, so that nothing is lost when this is stopped."""
-        passed = len(found) == len(checks) and all(record["passed"] for record in found.values())
+        passed = len(found) == len(checks) and all(one["passed"] for one in {**earlier, **found}.values())
         seconds = round(time.monotonic() - started, 1)
-        record = {"environment": facts, "passed": passed, "seconds": seconds, "checks": found}
+        every = {**earlier, **{name: {**one, "commit": facts["commit"]} for name, one in found.items()}}
+        record = {"environment": facts, "passed": passed, "seconds": seconds, "checks": every}
         if args.out is not None:
             write_record(record, args.out)
 
@@ -304,6 +308,15 @@ def accept(checks: Sequence[Any], args: argparse.Namespace, unpacked: Sequence[s
     count = sum(one["passed"] for one in found.values())
     print(f"{count} of {len(checks)} checks passed in {time.monotonic() - started:.0f} s", flush=True)
     return 0 if count == len(checks) else 1
+
+
+def earlier_checks(file: Path | None) -> dict[str, Record]:
+    """Checks of an earlier run, each with its commit."""
+    if file is None or not file.exists():
+        return {}
+    before = json.loads(file.read_text(encoding="utf-8"))
+    commit = before["environment"]["commit"]
+    return {name: {"commit": commit, **one} for name, one in before["checks"].items()}
 
 
 def prepare_path(vendor: Path) -> list[str]:

@@ -31,10 +31,15 @@ def section_of(found: dict[str, Any], source: str) -> str:
     checks = found["checks"]
     passed = sum(check["passed"] for check in checks.values())
     where = found["environment"]
+    commits: dict[str, list[str]] = {}
+    for name, check in checks.items():
+        commits.setdefault(check.get("commit", where["commit"])[:12], []).append(name)
+    (first, _), *others = sorted(commits.items(), key=lambda item: -len(item[1]))
+    later = "".join(f"; {', '.join(names)} at commit {commit}" for commit, names in others)
     parts = [
         "## On a GPU",
-        f"`make gpu` on an {where.get('gpu', 'unknown device')}: {passed} of {len(checks)} checks passed in "
-        f"{found['seconds']:.0f} s, at commit {where['commit'][:12]}.",
+        f"`make gpu` on an {where.get('gpu', 'unknown device')}: {passed} of {len(checks)} checks passed, at commit "
+        f"{first}{later}.",
         table(["check", "result", "seconds", "numbers"], [_line(check) for check in checks.values()]),
     ]
     if rows := checks.get("settings", {}).get("numbers", {}).get("table"):

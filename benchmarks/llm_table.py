@@ -10,6 +10,7 @@ from result_tables import RESULTS, load, origin, table
 
 FILE = "llm.json"
 LOG = "llm_h200.log"
+ENCODER = "encoder.json"
 CELL = re.compile(r"^ *\d+ s (\w+) (\w+) ([\d.]+) (\d+) (\{.*\})$")
 TRAINING_FREE_GOAL, HEALED_GOAL = 24.0, 21.0  # perplexity at 80 % of the decode energy
 BAND = (0.98, 1.0)
@@ -22,6 +23,24 @@ def llm_section() -> str:
     return section_of_log((RESULTS / LOG).read_text(encoding="utf-8")) if (RESULTS / LOG).exists() else ""
 
 
+def main_perplexities() -> tuple[float, float] | None:
+    """Perplexity of `one_shot` at 80 % of the decode energy, without training and healed; None if it was not measured."""
+    if (RESULTS / FILE).exists():
+        cells = [(one["method"], one["share"], one) for one in load(FILE)["cells"] if one["resource"] == "decode"]
+    elif (RESULTS / LOG).exists():
+        cells = _cells_of_log((RESULTS / LOG).read_text(encoding="utf-8"))
+    else:
+        return None
+    found = next((one for name, share, one in cells if (name, share) == ("one_shot", 0.8)), None)
+    return None if found is None else (found["perplexity"], found["healed_perplexity"])
+
+
+def _cells_of_log(text: str) -> list[tuple[str, float, dict[str, Any]]]:
+    """(method, share, values) of what a run printed."""
+    matches = [match for line in text.splitlines() if (match := CELL.match(line))]
+    return [(match[1], float(match[3]), ast.literal_eval(match[5])) for match in matches]
+
+
 def section_of_log(text: str) -> str:
     """Text and table of what a run printed, for a run whose record was lost."""
     lines = text.splitlines()
@@ -32,7 +51,7 @@ def section_of_log(text: str) -> str:
     costs = {
         name: found[1] for name in ("decode", "prefill") if (found := re.search(rf"{name} ([\d.]+) mJ/token", text))
     }
-    cells = [(match[1], float(match[3]), ast.literal_eval(match[5])) for line in lines if (match := CELL.match(line))]
+    cells = _cells_of_log(text)
     rows = [
         [
             f"{share:.0%}",
@@ -161,3 +180,30 @@ def _goals(cells: list[dict[str, Any]]) -> str:
     }
     verdicts = {True: "met", False: "missed", None: "open"}
     return "Goals: " + ";\n".join(f"{goal} ({verdicts[state]})" for goal, state in checks.items()) + "."
+
+
+# ---------------------------------------------------------------- the encoder
+
+
+def encoder_section() -> str:
+    """MiniLM at measured energy budgets; empty without its record."""
+    if not (RESULTS / ENCODER).exists():
+        return ""
+    found = load(ENCODER)
+    rows = []
+    for one in found["cells"]:
+        if "error" in one:
+            rows.append([one["budget"], one["method"], "not reached: " + one["error"].partition(". ")[0], "", "", ""])
+            continue
+        energy = f"{one['of_dense']:.1%} ({one['label']})"
+        scores = [f"{one['scores'][when]:.4f}" for when in ("pruned", "finetuned")]
+        rows.append([one["budget"], one["method"], energy, f"{one['of_budget']:.1%}", *scores])
+    skipped = f" Not run: {', '.join(found['skipped'])}." if found["skipped"] else ""
+    return (
+        "### A sentence encoder\n\nMiniLM-L6 (22.7 M parameters), "
+        f"{found['batch']} sentences of {found['length']} tokens at once. Trained on WikiText-2 valid to keep the "
+        f"embeddings of the dense encoder, {found['steps']} steps of pruning and as many of fine-tuning; the score is the mean "
+        f"cosine similarity to them on\nWikiText-2 test (dense: 1). One seed.{skipped}\n\n"
+        + table(["budget", "method", "energy / dense", "of the budget", "pruned", "fine-tuned"], rows)
+        + f"\n\n{origin(ENCODER)}\n\n"
+    )

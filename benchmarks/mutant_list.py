@@ -105,14 +105,14 @@ SOLVER = [
     ),
     Mutant(
         "pace-bound-share",
-        f"{_ECC}/scheduled.py",
+        f"{_ECC}/planner.py",
         "((self._uniform_floor * uniform - remainder) / step)",
         "((uniform - remainder) / step)",
         "plans are bound to the whole of the uniform cut, not to a share of it",
     ),
     Mutant(
         "pace-bound-room",
-        f"{_ECC}/scheduled.py",
+        f"{_ECC}/planner.py",
         "[UNIFORM_BUDGET * end for end in ends]",
         "list(ends)",
         "the bound of a plan leaves no room to choose",
@@ -489,8 +489,8 @@ SLIMMING = [
     Mutant(
         "slimming-every-slice",
         f"{_GRAPH}/slimming.py",
-        "touched[_on_device_of(tensor, one.index)].any(1)",
-        "touched[_on_device_of(tensor, one.index)].all(1)",
+        "touched[to_device_of(tensor, one.index)].any(1)",
+        "touched[to_device_of(tensor, one.index)].all(1)",
         "a channel with one zero slice of several counts as masked",
     ),
     Mutant(
@@ -517,8 +517,8 @@ SLIMMING = [
     Mutant(
         "slimming-gap",
         f"{_GRAPH}/slimming.py",
-        "if last - first + 1 == len(index):",
-        "if last - first <= len(index):",
+        "if numbers[-1] - numbers[0] + 1 == len(numbers):",
+        "if numbers[-1] - numbers[0] <= len(numbers):",
         "wrong comparison: indices with one gap count as contiguous",
     ),
     Mutant(
@@ -892,8 +892,8 @@ ENERGY = [
     Mutant(
         "quality-percentile",
         f"{_ENERGY}/quality.py",
-        "np.quantile(size, 0.9)",
-        "np.quantile(errors, 0.9)",
+        "np.quantile(size[inner], 0.9)",
+        "np.quantile(errors[inner], 0.9)",
         "the percentile is of signed errors",
     ),
     Mutant(

@@ -34,9 +34,9 @@ def origin_of(name: str, found: dict[str, Any]) -> str:
     return f"`results/{name}`, {found['date']}: {facts}. `{found['command']}`"
 
 
-def coverage() -> str:
+def coverage(file: str = "trace_coverage.json") -> str:
     """Results of both tools by kind of network."""
-    data = load("trace_coverage.json")
+    data = load(file)
     totals, rows = data["totals"], data["rows"]
     kinds = list(totals)
     statuses = sorted({s for t in totals.values() for tool in ("ecc", "torch_pruning") for s in t[tool]})
@@ -116,7 +116,13 @@ def scaling() -> str:
         for e in data["exponents"]
     ]
     head = ["network", "trace, s", "with_widths on meta, ms", "slim, ms", "graph file, kB"]
-    return table(head, lines) + "\n\nExponents over the last factor of ten (1 is linear): " + "; ".join(exponents) + "."
+    blocks = ", ".join(f"{one['blocks']} {one['kind']} {one['trace_seconds']:.2f} s" for one in data["blocks"])
+    return (
+        table(head, lines)
+        + "\n\nExponents over the last factor of ten (1 is linear): "
+        + "; ".join(exponents)
+        + f".\n\nTime to trace other blocks: {blocks}."
+    )
 
 
 def resizing() -> str:
@@ -141,6 +147,7 @@ def energy_models() -> str:
                 f"{physical['p90']:.2%}",
                 f"{physical['bias']:+.2%}",
                 f"{physical['dense_fitted']:+.1%} / {physical['dense']:+.1%}",
+                f"{physical['smallest']:+.1%}",
                 f"{physical['near_dense']:.2%}",
             ]
         )
@@ -154,6 +161,7 @@ def energy_models() -> str:
         "p90",
         "bias",
         "dense: fitted / held out",
+        "smallest, held out",
     ]
     return table([*head, "near dense"], lines)
 

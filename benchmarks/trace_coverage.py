@@ -50,7 +50,7 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")  # before torch and numpy are loaded, here and in the workers
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from coverage_networks import KINDS, Network, all_networks  # noqa: E402 - after the lines above
+from coverage_networks import DETECTION, KINDS, VIDEO, Network, all_networks  # noqa: E402 - after the lines above
 from coverage_worker import Settings, measure, stage_limit  # noqa: E402
 from machine import machine, write_record  # noqa: E402 - as above
 
@@ -116,16 +116,18 @@ class Job:
 def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args: argparse.Namespace) -> None:
     """Measure all networks, as many at a time as cores and memory allow.
 
-    The large ones come first, because this takes the least time in all. With `--seconds` the small ones come first, and none is
-    started after that time.
+    The large ones come first, because this takes the least time in all. With `--seconds` detection and video come first, then
+    the small ones, and none is started after that time.
     """
     context = multiprocessing.get_context("spawn")
     tools = TOOLS if settings.with_torch_pruning else TOOLS[:1]
     waiting = sorted(networks, key=lambda network: network.parameters, reverse=args.seconds is None)
+    if args.seconds is not None:
+        waiting.sort(key=lambda network: network.kind not in (DETECTION, VIDEO))
     running: list[Job] = []
     start = time.monotonic()
     while waiting or running:
-        if args.seconds is not None and time.monotonic() - start > args.seconds:
+        if waiting and args.seconds is not None and time.monotonic() - start > args.seconds:
             args.environment["not_measured"] = sorted(network.name for network in waiting)
             waiting = []
         free = args.memory - sum(job.network.memory_gib for job in running)

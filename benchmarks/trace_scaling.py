@@ -76,6 +76,71 @@ def residual(depth: int, width: int) -> nn.Module:
 FAMILIES: dict[str, Callable[[int, int], nn.Module]] = {"plain": plain, "residual": residual}
 
 
+class Res2Block(nn.Module):
+    """Convolutions on quarters of the channels, each of which adds the one before, as in Res2Net."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.split, self.join = conv_bn(width, width), conv_bn(width, width)
+        self.parts = nn.ModuleList(conv_bn(width // 4, width // 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to the input."""
+        first, *others = torch.relu(self.split(x)).chunk(4, 1)
+        done = [first]
+        for part, one in zip(self.parts, others, strict=True):
+            done.append(torch.relu(part(one + done[-1])))
+        return torch.relu(x + self.join(torch.cat(done, 1)))
+
+
+class LSTMs(nn.Module):
+    """LSTMs, one after the other."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(count))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores from the last step."""
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x[:, -1])  # type: ignore[no-any-return]  # torch has no type here
+
+
+BLOCKS = (16, 32, 64)
+"""Numbers of blocks of the networks below."""
+
+
+def blocks_of(kind: str, count: int) -> tuple[nn.Module, Tensor]:
+    """A network of `count` blocks, and an input."""
+    if kind == "LSTMs":
+        return LSTMs(count, 32).eval(), torch.randn(1, 6, 32)
+    blocks = [Res2Block(32) for _ in range(count)]
+    model = nn.Sequential(conv_bn(3, 32), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    return model.eval(), torch.randn(1, 3, 16, 16)
+
+
+def measure_blocks(point: tuple[str, int]) -> Point:
+    """Seconds to trace one network of blocks, in a process of its own."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    kind, count = point
+    small, example = blocks_of(kind, 2)
+    ecc.trace_channels(small, example, verify=False)  # late imports are nobody's cost
+    model, example = blocks_of(kind, count)
+    seconds: list[float] = []
+    for _ in range(REPEATS):
+        graph = _timed(lambda: ecc.trace_channels(model, example, verify=False), seconds)
+    return {
+        "kind": kind,
+        "blocks": count,
+        "groups": len(graph.groups),
+        "prunable": len(graph.prunable),
+        "trace_seconds": statistics.median(seconds),
+    }
+
+
 def measure(family: str, depth: int, width: int, weights_gib: float) -> Point:
     """All numbers of one point."""
     on_meta = 4 * 9 * depth * width**2 > weights_gib * 2**30
@@ -243,11 +308,13 @@ def main() -> None:
             points.append(point)
             print(f"{point['family']} depth {point['depth']} width {point['width']}: ", end="")
             print(f"{point['trace_seconds']:.3f} s", flush=True)
+        blocks = pool.map(measure_blocks, [(kind, count) for kind in ("Res2 blocks", "LSTMs") for count in BLOCKS], 1)
     exponents = slopes(points)
     data = {
         "environment": machine(),
         "exponents": exponents,
         "points": points,
+        "blocks": blocks,
     }
     write_record(data, args.out)
     print()

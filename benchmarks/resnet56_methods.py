@@ -1,0 +1,406 @@
+"""The methods that `resnet56.py` compares, each through its public interface and on the same training loop.
+
+    dense             the dense network, without distillation
+    dense_distilled   the dense network with distillation
+    ecc...            `EccSolver` with a budget in MACs
+    uniform           the same fraction of every channel group; channels chosen by ECC's Taylor importance
+    greedy_taylor     one shot from the dense network by the same importance per MAC, without training in between
+    tp_...            Torch-Pruning by its public interface: magnitude, Taylor, and group norm with sparse training
+
+One function counts the MACs of all results. Whatever a method computes on training batches (importance, sparse
+training, pruning while training) is taken from the same total number of batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from resnet56_training import Recipe, Trainer, accuracy
+from torch import nn
+
+from ecc.energy import counted_cost
+from ecc.graph import ChannelGraph, slim, slim_optimizer, trace_channels
+from ecc.methods import EccSolver
+from ecc.zoo.resnet_cifar import resnet20, resnet56
+
+NETWORKS = {"resnet56": resnet56, "resnet20": resnet20}
+WINDOW = 0.003
+"""How far the share of the MACs may be from the wanted one."""
+HEADLINE = "ecc"
+"""The method that stands for ECC in comparisons: default settings, half of the epochs for pruning."""
+CALIBRATION = 64
+"""Batches for the importance of one-shot methods, which are taken from the training."""
+TP_STEPS = 100  # of Torch-Pruning, from nothing to TP_RATIO; it stops at the budget
+TP_RATIO = 0.95
+REGULARIZE_EVERY = 8  # steps from one regularization of GroupNorm to the next, with so many times the coefficient
+
+
+@dataclass(frozen=True)
+class Variant:
+    """ECC with some settings."""
+
+    prune: float = 0.5
+    """Fraction of all epochs for pruning; the network is slimmed at its end."""
+    prune_epochs: int | None = None
+    """Number of them in place of the fraction."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments of `EccSolver`."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of modules whose output channels are not pruned."""
+
+
+TRUNK = ("conv1", "layer?.?.conv2")
+ECC: dict[str, Variant] = {
+    HEADLINE: Variant(),
+    "ecc_widths": Variant(settings={"depth": False}),
+    "ecc_early": Variant(prune_epochs=5),
+    "ecc_early_widths": Variant(prune_epochs=5, settings={"depth": False}),
+    "ecc_early_floor": Variant(prune_epochs=5, settings={"depth": False, "uniform_floor": 0.8}),
+    "ecc_early_inner": Variant(prune_epochs=5, settings={"depth": False}, freeze=TRUNK),
+    "ecc_late": Variant(prune=0.8, settings={"ramp": 0.8}),
+}
+
+
+@dataclass(frozen=True)
+class TorchPruning:
+    """Torch-Pruning with some settings. The trunk is ignored: its graph does not follow the zero-padded shortcuts."""
+
+    importance: str
+    is_global: bool = False
+    sparse: float = 0.0
+    """Fraction of all epochs for sparse training."""
+
+
+TORCH_PRUNING: dict[str, TorchPruning] = {
+    "tp_magnitude": TorchPruning("magnitude"),
+    "tp_magnitude_global": TorchPruning("magnitude", is_global=True),
+    "tp_taylor": TorchPruning("taylor"),
+    "tp_taylor_global": TorchPruning("taylor", is_global=True),
+    "tp_group_norm": TorchPruning("magnitude", is_global=True, sparse=1 / 3),
+}
+DENSE = ("dense", "dense_distilled")
+ONE_SHOT = ("uniform", "greedy_taylor")
+METHODS = (*DENSE, *ECC, *ONE_SHOT, *TORCH_PRUNING)
+DEFAULT_METHODS = (
+    *DENSE, HEADLINE, "ecc_early", "ecc_early_floor", *ONE_SHOT, "tp_magnitude", "tp_taylor", "tp_group_norm",
+)  # fmt: skip
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, Any]]:
+    """Convolutions and linear layers by name."""
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+
+
+def layer_size(layer: Any) -> int:
+    """Weights of a layer, which are its MACs for one position of the output."""
+    return int(layer.weight.numel())
+
+
+def macs_of_layers(model: nn.Module) -> dict[str, int]:
+    """Multiply-accumulates of the convolutions and linear layers that run, for one image of 32 x 32 pixels."""
+    found: dict[str, int] = {}
+
+    def hook(name: str) -> Any:
+        def count(layer: Any, inputs: Any, output: torch.Tensor) -> None:
+            del inputs
+            found[name] = output[0, 0].numel() * layer_size(layer)
+
+        return count
+
+    hooks = [layer.register_forward_hook(hook(name)) for name, layer in layers_of(model)]
+    parameter, was_training = next(model.parameters()), model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, 32, 32, device=parameter.device, dtype=parameter.dtype))
+    finally:
+        model.train(was_training)
+        for one in hooks:
+            one.remove()
+    return found
+
+
+def count_macs(model: nn.Module) -> int:
+    """Multiply-accumulates of a network for one image, counted in the same way for all methods."""
+    return sum(macs_of_layers(model).values())
+
+
+def widths_of(model: nn.Module) -> dict[str, int]:
+    """Output channels of the convolutions that are left."""
+    return {name: layer.out_channels for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
+
+
+def build(network: str, state: Mapping[str, Any]) -> nn.Module:
+    """The network with given weights."""
+    model = NETWORKS[network]()
+    model.load_state_dict(dict(state), strict=False)
+    return model
+
+
+def match_widths(
+    full: Mapping[str, int], least: Mapping[str, int], macs: Callable[[Mapping[str, int]], float], limit: float
+) -> dict[str, int]:
+    """Widths as uniform as possible whose MACs are just below a limit.
+
+    The largest ratio is found at which all widths, rounded down, meet the limit. Then groups get one more channel, those
+    first that lost most by rounding, as long as the limit holds.
+
+    Args:
+        full: Full widths by group.
+        least: Minimum widths.
+        macs: MACs of a network with some widths.
+        limit: Most of them.
+    """
+
+    def at(ratio: float) -> dict[str, int]:
+        return {name: max(least[name], int(ratio * width + 1e-9)) for name, width in full.items()}
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if macs(at(middle)) <= limit else (low, middle)
+    widths = at(low)
+    lost = {name: low * full[name] - widths[name] for name in full}
+    for name in sorted(full, key=lambda name: -lost[name]):
+        raised = {**widths, name: min(full[name], widths[name] + 1)}
+        if macs(raised) <= limit:
+            widths = raised
+    return widths
+
+
+# ---------------------------------------------------------------- pruning
+
+
+@dataclass
+class Run:
+    """One method on one seed: the trainer, and what the methods need."""
+
+    trainer: Trainer
+    share: float
+    """Wanted share of the MACs."""
+    vendor: Path | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def graph(self, model: nn.Module, freeze: tuple[str, ...] = ()) -> ChannelGraph:
+        """Its channel graph, traced on the CPU."""
+        return trace_channels(copy.deepcopy(model).cpu(), torch.randn(2, 3, 32, 32), freeze=freeze)
+
+    def finish(self, model: nn.Module, optimizer: Any = None) -> nn.Module:
+        """Train with the batches that are left."""
+        model = self.trainer.prepared(model)
+        self.trainer.train(model, optimizer or self.trainer.optimizer(model), self.trainer.left, average=True)
+        return model
+
+    def finish_pruned(self, model: nn.Module) -> nn.Module:
+        """Recalibrate the batch norms of a network that was pruned at once, and train it."""
+        model = self.trainer.prepared(model)
+        self.trainer.recalibrate(model)
+        return self.finish(model)
+
+
+def run_ecc(run: Run, model: nn.Module, variant: Variant) -> nn.Module:
+    """`EccSolver` around the optimizer, `slim` at its end, and training with the same state of the optimizer."""
+    trainer, graph = run.trainer, run.graph(model, variant.freeze)
+    steps = int(variant.prune * trainer.steps)
+    if variant.prune_epochs is not None:
+        steps = variant.prune_epochs * trainer.epoch_steps
+    steps = max(1, min(steps, trainer.left - 1))
+    solver = EccSolver(
+        model,
+        graph,
+        counted_cost(graph, "macs"),
+        f"{100 * run.share:g}%",
+        steps,
+        optimizer=trainer.optimizer(model),
+        **variant.settings,
+    )
+    trainer.train(model, solver, steps)
+    small = trainer.prepared(slim(model, graph))
+    optimizer = slim_optimizer(solver, model, small, graph)
+    for parameter, state in optimizer.state.items():  # in the memory format of the parameter, which is faster
+        state |= {
+            name: torch.empty_like(parameter).copy_(one)
+            for name, one in state.items()
+            if isinstance(one, torch.Tensor) and one.shape == parameter.shape
+        }
+    run.notes.update(prune_batches=steps, group_widths=solver.widths)
+    return run.finish(small, optimizer)
+
+
+def run_one_shot(run: Run, model: nn.Module, *, is_uniform: bool) -> nn.Module:
+    """One-shot pruning by the Taylor importance of ECC over some batches at constant weights."""
+    trainer, graph = run.trainer, run.graph(model)
+    cost = counted_cost(graph, "macs")
+    batches = max(2, min(CALIBRATION, trainer.left // 4))
+    solver = EccSolver(
+        model,
+        graph,
+        cost,
+        f"{100 * run.share:g}%",
+        batches,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        warm_up=(batches - 1) / batches - 1e-9,
+        ramp=1 / batches,  # one update after the last batch
+        depth=False,
+    )
+    if is_uniform:
+        full = {group.name: group.width for group in graph.groups}
+        least = {group.name: 1 if group.frozen is None else group.width for group in graph.groups}
+        limit = run.share * cost.dense
+        solver.fix_widths(match_widths(full, least, lambda some: float(cost.value(graph.widths(some))), limit))
+    trainer.accumulate(model, batches, solver)
+    run.notes.update(calibration_batches=batches, group_widths=solver.widths)
+    return run.finish_pruned(slim(model, graph))
+
+
+def import_torch_pruning(vendor: Path | None) -> Any:
+    """The package, from a folder if one is given. It does not need timm, and fails to import with some versions."""
+    if vendor is not None and str(vendor) not in sys.path:
+        sys.path.insert(0, str(vendor))
+    if "torch_pruning" not in sys.modules:
+        hidden = sys.modules.pop("timm", None)
+        sys.modules["timm"] = None  # type: ignore[assignment]  # an import of it fails
+        try:
+            import torch_pruning  # noqa: F401 - kept in sys.modules
+        finally:
+            del sys.modules["timm"]
+            if hidden is not None:
+                sys.modules["timm"] = hidden
+    return sys.modules["torch_pruning"]
+
+
+def run_torch_pruning(run: Run, model: nn.Module, settings: TorchPruning) -> nn.Module:
+    """Sparse training if asked for, then steps of its pruner until the MACs are met, as in its examples."""
+    tp, trainer = import_torch_pruning(run.vendor), run.trainer
+    importance = {"magnitude": tp.importance.GroupMagnitudeImportance, "taylor": tp.importance.GroupTaylorImportance}
+    ignored = [layer for name, layer in model.named_modules() if name in ("conv1", "linear") or name.endswith("conv2")]
+    kind = tp.pruner.GroupNormPruner if settings.sparse else tp.pruner.BasePruner
+    example = torch.randn(1, 3, 32, 32, device=trainer.device)
+    model.eval()
+    pruner = kind(
+        model,
+        example,
+        importance=importance[settings.importance](),
+        global_pruning=settings.is_global,
+        pruning_ratio=TP_RATIO,
+        iterative_steps=TP_STEPS,
+        ignored_layers=ignored,
+    )
+    if settings.sparse:
+        pruner.reg *= REGULARIZE_EVERY
+        steps = max(1, int(settings.sparse * trainer.steps))
+
+        def regularize(number: int) -> None:
+            if number % REGULARIZE_EVERY == 0:
+                pruner.regularize(model)
+
+        pruner.update_regularizer()
+        trainer.train(model, trainer.optimizer(model), steps, before_step=regularize)
+        run.notes.update(sparse_batches=steps)
+    elif settings.importance == "taylor":
+        batches = max(2, min(CALIBRATION, trainer.left // 4))
+        sums = GradientSums(model)
+        trainer.accumulate(model, batches, sums)
+        sums.set_gradients_()
+        run.notes.update(calibration_batches=batches)
+    prune_until(pruner, model, run.share)
+    model.zero_grad(set_to_none=True)
+    return run.finish_pruned(copy.deepcopy(model))
+
+
+class GradientSums:
+    """Has the form of an optimizer; adds up gradients of several batches, as `backward` without `zero_grad` does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())  # all of which get a gradient
+        self._sums = [torch.zeros_like(parameter) for parameter in self._parameters]
+
+    def step(self) -> None:
+        """Add the gradients."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        torch._foreach_add_(self._sums, gradients)
+
+    def set_gradients_(self) -> None:
+        """The sums become the gradients."""
+        for parameter, total in zip(self._parameters, self._sums, strict=True):
+            parameter.grad = total
+
+
+def prune_until(pruner: Any, model: nn.Module, share: float) -> None:
+    """Steps of a pruner of Torch-Pruning, group by group, until the share of the MACs is met."""
+    layers = dict(layers_of(model))
+    before, limit = {name: layer_size(layer) for name, layer in layers.items()}, share * count_macs(model)
+    dense = macs_of_layers(model)
+    for _ in range(TP_STEPS):
+        for group in pruner.step(interactive=True):
+            group.prune()
+            if sum(dense[name] * layer_size(layer) / before[name] for name, layer in layers.items()) <= limit:
+                return
+    raise RuntimeError(f"Torch-Pruning did not reach {share:.1%} of the MACs in {TP_STEPS} steps.")
+
+
+def run_method(run: Run, method: str, model: nn.Module) -> nn.Module:
+    """Prune and train a network by a method; all batches are used."""
+    model = run.trainer.prepared(model)
+    if method in DENSE:
+        return run.finish(model)
+    if method in ECC:
+        return run_ecc(run, model, ECC[method])
+    if method in ONE_SHOT:
+        return run_one_shot(run, model, is_uniform=method == "uniform")
+    return run_torch_pruning(run, model, TORCH_PRUNING[method])
+
+
+def run_cell(
+    method: str,
+    seed: int,
+    recipe: Recipe,
+    share: float,
+    model: nn.Module,
+    data: Mapping[str, Any],
+    logits: torch.Tensor | None,
+    vendor: Path | None,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """One method and seed: prune, train, and score once.
+
+    Args:
+        method: One of `METHODS`.
+        seed: Of the batches.
+        recipe: Of the training.
+        share: Of the MACs.
+        model: The dense network.
+        data: `train` (padded) and `score`, on the device.
+        logits: Of the teacher.
+        vendor: Folder of Torch-Pruning.
+        steps: Steps in all, for tests.
+    """
+    begin = time.perf_counter()
+    torch.manual_seed(seed)
+    trainer = Trainer(data["train"], recipe, seed, None if method == "dense" else logits, steps)
+    run = Run(trainer, share, vendor)
+    dense_macs = count_macs(model)
+    small = run_method(run, method, copy.deepcopy(model))
+    trainer.finish(small)
+    macs = count_macs(small)
+    found = macs / dense_macs
+    return {
+        "method": method,
+        "seed": seed,
+        "accuracy": accuracy(small, data["score"]),
+        "macs_share": found,
+        "share_is_met": method in DENSE or abs(found - share) <= WINDOW,
+        "macs": macs,
+        "params": sum(parameter.numel() for parameter in small.parameters()),
+        "widths": widths_of(small),
+        "batches": trainer.step,
+        "train_loss": float(torch.stack(trainer.losses[-3:]).mean()),
+        **run.notes,
+        "seconds": time.perf_counter() - begin,
+    }

@@ -1,0 +1,146 @@
+"""The section of RESULTS.md about ResNet-56 at 47 % of the MACs, from results/resnet56.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from paired import Interval, paired_interval
+from result_tables import RESULTS, load, origin, table
+
+FILE = "resnet56.json"
+LEAD_GOAL = 0.3  # points above the best other method
+DENSE_GOAL = 0.2  # most points below the dense network with the same epochs
+DENSE = ("dense", "dense_distilled")
+NAMES = {
+    "dense": "dense, without distillation",
+    "dense_distilled": "dense",
+    "ecc": "ECC (default)",
+    "ecc_widths": "ECC, widths only",
+    "ecc_early": "ECC, 5 epochs of pruning",
+    "ecc_early_widths": "ECC, widths only, 5 epochs of pruning",
+    "ecc_early_floor": "ECC, widths only, 5 epochs, at least 0.8 of the uniform widths",
+    "ecc_early_inner": "ECC, inner widths only, 5 epochs of pruning",
+    "ecc_late": "ECC, 80 % of the epochs for pruning",
+    "uniform": "uniform, Taylor",
+    "greedy_taylor": "greedy-Taylor, one shot",
+    "tp_magnitude": "Torch-Pruning, magnitude",
+    "tp_magnitude_global": "Torch-Pruning, magnitude, global",
+    "tp_taylor": "Torch-Pruning, Taylor",
+    "tp_taylor_global": "Torch-Pruning, Taylor, global",
+    "tp_group_norm": "Torch-Pruning, group norm, sparse training",
+}
+PUBLISHED = (
+    ("DepGraph (2023), sparse training", "2.13x fewer", "93.53", "93.77", "100 sparse + 100"),
+    ("DepGraph (2023), without sparse training", "2.11x fewer", "93.53", "93.46", ""),
+    ("ResRep (2021)", "2.12x fewer", "", "93.71", ""),
+    ("White-Box (2022)", "2.25x fewer", "", "93.54", ""),
+    ("CHIP (2021)", "1.90x fewer", "", "94.16", "400"),
+)
+"""Method, MACs, top-1 of the dense network, top-1 of the pruned one, epochs (empty: unknown); on the original CIFAR-10."""
+
+
+def by_seed(cells: Sequence[dict[str, Any]], method: str) -> dict[int, float]:
+    """Accuracy in percent by seed, of cells that have the wanted share of the MACs."""
+    return {
+        cell["seed"]: 100 * cell["accuracy"]
+        for cell in cells
+        if cell["method"] == method and "accuracy" in cell and cell["share_is_met"]
+    }
+
+
+def paired_difference(ours: dict[int, float], theirs: dict[int, float]) -> Interval | None:
+    """Ours minus theirs over the seeds that both have; None if there is none."""
+    points = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    return paired_interval(points) if points else None
+
+
+def best_other(cells: Sequence[dict[str, Any]], headline: str) -> str | None:
+    """The method, not of ECC and not dense, with the highest mean."""
+    means = {
+        method: statistics.fmean(scores.values())
+        for method in {cell["method"] for cell in cells}
+        if not method.startswith("ecc") and method not in DENSE and (scores := by_seed(cells, method))
+    }
+    return max(means, key=lambda method: means[method]) if means and headline else None
+
+
+def goals(cells: Sequence[dict[str, Any]], headline: str) -> list[str]:
+    """Each goal with its number, met or missed."""
+    ours, found = by_seed(cells, headline), []
+    best = best_other(cells, headline)
+    lead = None if best is None else paired_difference(ours, by_seed(cells, best))
+    goal = f"at least {LEAD_GOAL:g} points above the best other method"
+    if best is None or lead is None:
+        found.append(f"{goal}: open, no cells")
+    else:
+        word = "met" if lead.mean >= LEAD_GOAL else "missed"
+        found.append(f"{goal} ({NAMES.get(best, best)}): {lead} points, {lead.side}: {word}")
+    for dense in DENSE:
+        gap = paired_difference(ours, by_seed(cells, dense))
+        if gap is not None:
+            word = "met" if gap.mean >= -DENSE_GOAL else "missed"
+            found.append(
+                f"at most {DENSE_GOAL:g} points below the {NAMES[dense]} network with the same epochs: {gap} points: {word}"
+            )
+    return found
+
+
+def resnet56_section() -> str:
+    """The section; empty if the benchmark has not been run."""
+    return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
+
+
+def section_of(record: dict[str, Any], source: str) -> str:
+    """Text and tables of a record."""
+    cells, headline, settings = record["cells"], record["headline"], record["settings"]
+    ours = by_seed(cells, headline)
+    rows = []
+    for method in [name for name in NAMES if by_seed(cells, name)]:
+        scores, mine = by_seed(cells, method), [cell for cell in cells if cell["method"] == method]
+        found = None if method == headline else paired_difference(ours, scores)
+        rows.append(
+            [
+                NAMES[method],
+                f"{statistics.fmean(scores.values()):.2f}",
+                f"{statistics.stdev(scores.values()):.2f}" if len(scores) > 1 else "-",
+                str(len(scores)),
+                "-" if found is None else str(found),
+                "-" if found is None else found.side,
+                f"{statistics.fmean(cell['macs_share'] for cell in mine if 'macs_share' in cell):.1%}",
+                f"{statistics.fmean(cell['params'] for cell in mine if 'params' in cell) / 1000:.0f} k",
+            ]
+        )
+    head = ["method", "top-1, %", "std", "seeds", "ECC minus it, points", "ECC is", "MACs", "parameters"]
+    failed = [cell for cell in cells if "error" in cell or not cell["share_is_met"]]
+    commits = sorted({str(cell["commit"])[:10] for cell in cells})
+    start = (
+        f"weights trained here for {settings['tune_epochs']} epochs"
+        if settings["scratch"]
+        else f"the published weights, trained for {settings['tune_epochs']} epochs on this copy"
+        if settings["tune_epochs"]
+        else "the published weights"
+    )
+    text = f"""## ResNet-56 on CIFAR-10 with a long training
+
+All methods prune to {settings["share"]:.0%} of the MACs ({1 / settings["share"]:.2f}x fewer) and share one training loop: SGD {settings["lr"]:g} with a
+cosine, batch {settings["batch"]}, {settings["epochs"]} epochs in all (importance, sparse training and pruning included), crops and flips,
+distillation from the dense network with weight {settings["distill"]:g}, recalibrated batch norms. They start from {start}.
+Batches are the same for all methods of a seed, so differences are paired; ± is the 95 % interval (Student's t). *ahead*
+and *behind* are said only where it excludes zero. The test images were scored once for each cell, and the headline
+of ECC (*{NAMES[headline]}*) was named before the run. Torch-Pruning prunes the inner widths of blocks only, because its
+graph does not follow the zero-padded shortcuts. The copy of CIFAR-10 is lossy: compare with the rows of this table alone.
+"""
+    parts = [
+        text,
+        table(head, rows),
+        "Goals: " + ";\n".join(goals(cells, headline)) + ".",
+        "Published on the original CIFAR-10, with other dense networks and trainings:",
+        table(["method", "MACs", "dense", "top-1, %", "epochs"], [list(row) for row in PUBLISHED]),
+    ]
+    if failed:
+        names = ", ".join(f"{cell['method']} (seed {cell['seed']})" for cell in failed)
+        parts.append(f"Left out, because they failed or missed the share of the MACs: {names}.")
+    device = record["environment"].get("device", "")
+    return "\n\n".join([*parts, f"Commits of the cells: {', '.join(commits)}. Device: {device}.", source]) + "\n\n"
