@@ -11,6 +11,9 @@ PIP   := $(PY) -m pip --disable-pip-version-check --quiet
 TESTS := $(PY) -m pytest -n $(JOBS) --dist worksteal
 PINS  :=
 
+# Where it is set, every worker and every program that a test starts would compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: gpu vendor thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
