@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,13 @@ from torch import Tensor, nn
 from ecc.errors import EccError
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # as Accelerate chooses them
+
+_RELEASE_SECONDS = 0.5
+"""Time for the worker threads of gloo to free the tensors of the last collective operations.
+
+Freeing a tensor needs the GIL. A thread that asks for it after the interpreter has begun to exit is ended, which aborts
+the whole process (PyTorch 2.13, with C++ code above it on the stack), so a finished run would end with an error.
+"""
 
 
 class DistributedContext:
@@ -85,9 +93,10 @@ class DistributedContext:
             buffer.copy_(broadcast(buffer.clone()))
 
     def close(self) -> None:
-        """Destroy the process group; otherwise NCCL warns at exit."""
+        """Destroy the process group; otherwise NCCL warns at exit, and gloo may abort the process."""
         if self._accelerator is not None:
             self._accelerator.end_training()
+            time.sleep(_RELEASE_SECONDS)
 
 
 def find_distributed(device: torch.device | str = "cpu") -> DistributedContext:
