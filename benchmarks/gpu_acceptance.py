@@ -191,9 +191,9 @@ def _show(name: str, record: Record) -> None:
 
 
 def environment(device: str) -> Record:
-    """Commit, device and versions."""
+    """Commit, code, device and versions."""
     import torch
-    from machine import machine
+    from machine import machine, source_digest
 
     facts: Record = {}
     if device == "cuda":
@@ -204,6 +204,7 @@ def environment(device: str) -> Record:
             "cudnn": torch.backends.cudnn.version(),
             "driver": _driver(),
         }
+    facts["source"] = {name: source_digest(name) for name in ("graph", "measure", "training", "methods")}
     return machine(**facts, **{name: _version(name) for name in LIBRARIES})
 
 
@@ -247,6 +248,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="checks to run; all by default")
     parser.add_argument("--keep", action="store_true", help="with --only: keep the other checks of the file")
     parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.add_argument(
+        "--changed", action="store_true", help="list the packages that changed since the file was written"
+    )
     parser.add_argument("--vendor", type=Path, default=VENDOR, help="folder of wheels for a Python that lacks them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
@@ -264,6 +268,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.worker:
         work(args, import_module(args.checks).CHECKS)
         return 0
+    if args.changed:
+        return report_changes(args.out or ROOT / "results" / "gpu_acceptance.json")
     import torch
 
     if args.device == "cuda" and not args.list and not torch.cuda.is_available():
@@ -308,6 +314,17 @@ def accept(checks: Sequence[Any], args: argparse.Namespace, unpacked: Sequence[s
     count = sum(one["passed"] for one in found.values())
     print(f"{count} of {len(checks)} checks passed in {time.monotonic() - started:.0f} s", flush=True)
     return 0 if count == len(checks) else 1
+
+
+def report_changes(file: Path) -> int:
+    """Say which packages differ from those that a record was made with; 1 if there are any."""
+    from machine import source_digest
+
+    facts = json.loads(file.read_text(encoding="utf-8"))["environment"]
+    changed = [name for name, digest in facts["source"].items() if source_digest(name) != digest]
+    since = f"since the record of {facts['date']} (commit {facts['commit']})"
+    print(f"changed {since}: {', '.join(changed)}" if changed else f"no package changed {since}")
+    return 1 if changed else 0
 
 
 def earlier_checks(file: Path | None) -> dict[str, Record]:

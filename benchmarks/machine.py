@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -45,6 +46,16 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return head + ("+" if changed.stdout.strip() else "")
+
+
+def source_digest(package: str) -> str:
+    """Hash of the Python files of a package of ECC: equal for equal code, whatever the commit."""
+    folder = Path(ecc.__file__).parent / package
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
 
 
 def cpu_name() -> str:

@@ -89,6 +89,20 @@ def test_the_checks_are_listed_and_unknown_ones_refused(
     assert "--only setings: no such check; there are tests," in capsys.readouterr().err
 
 
+def test_packages_that_changed_since_the_record_are_named(
+    acceptance: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    facts = acceptance.environment("cpu")
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({"environment": facts}))
+    assert acceptance.main(["--changed", "--out", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("no package changed since the record of ")
+    facts["source"]["graph"] = "0" * 16
+    file.write_text(json.dumps({"environment": facts}))
+    assert acceptance.main(["--changed", "--out", str(file)]) == 1
+    assert capsys.readouterr().out.endswith(": graph\n")
+
+
 @pytest.mark.thorough
 def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> None:
     out = tmp_path / "made.json"
