@@ -51,6 +51,8 @@ Usage: ecc [OPTIONS] COMMAND [ARGS]...
   TASK is one of
       {", ".join(BUNDLED_TASKS)}
       torchvision:NAME or timm:NAME, if the package is installed
+      hf:FOLDER or hf:NAME, a Hugging Face language model, encoder or image
+          classifier
       file.py:function, a function of yours that returns a Task or a pair
           (model, example_input); the file is executed
       recipe.toml, a file with a task and its settings (compress, compare)

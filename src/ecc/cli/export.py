@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     help=f"{', '.join(EXPORT_FORMATS)}. Repeatable.",
 )  # fmt: skip
 @option("-o", "--output", type=PATH, metavar="FOLDER", help="Folder of the files; RUN/export if not given.")
-@option("--task", metavar="TASK", help="Task of the run; needed if it is a file (run folders choose no code).")
+@option(
+    "--task",
+    metavar="TASK",
+    help="Task of the run; needed if it is a Python file, since no code named by a run folder is executed.",
+)
 @option("--int8", metavar="MODE", help="Also quantise the ONNX file: dynamic or static.")
 @option("--license", "licence", metavar="NAME", default="unknown", help="For the model card, such as apache-2.0.")
 @option("--force", is_flag=True, help="Overwrite files that differ.")
