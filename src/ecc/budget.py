@@ -86,9 +86,6 @@ def parse_budget(text: str | Budget) -> Budget:
     Args:
         text: `AMOUNT` for energy, or `RESOURCE=AMOUNT`; the amount is a percentage of the dense network or has a unit.
             A `Budget` is returned unchanged.
-
-    Raises:
-        BadBudget: If the text is not a budget, is not above 0, or is above 100 %.
     """
     if isinstance(text, Budget):
         return text
@@ -132,11 +129,7 @@ def parse_budget(text: str | Budget) -> Budget:
 
 
 def parse_several_budgets(texts: Sequence[str]) -> list[Budget]:
-    """Budgets that each get a result of their own, from the mildest to the tightest.
-
-    Raises:
-        BadBudget: If there is only one, or they cannot be compared.
-    """
+    """Budgets that each get a result of their own, from the mildest to the tightest."""
     listed = ", ".join(texts)
     budgets = [budget for text in texts for budget in parse_budgets([text])]
     kinds = {(budget.resource, budget.is_relative) for budget in budgets}
@@ -180,10 +173,6 @@ def budgets_of_workloads(budgets: Iterable[Budget], workloads: Sequence[str]) ->
     Args:
         budgets: From `parse_budgets`.
         workloads: Names of the workloads of a language model, the most important one first; none for other networks.
-
-    Raises:
-        BadBudget: If a budget names a workload that the network does not have, or is per token where there are no
-            tokens, or per image where there are.
     """
     found = []
     for budget in budgets:

@@ -28,11 +28,7 @@ _FORMAT_BYTES = 512  # the format of a file is named within its first bytes
 
 
 def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
-    """Read a regular file of at most `most` bytes. Pipes and devices, which may never end, are refused.
-
-    Raises:
-        BadFile: If it is larger, not a regular file, or cannot be read.
-    """
+    """Read a regular file of at most `most` bytes. Pipes and devices, which may never end, are refused."""
     with open_to_read(path) as file:
         data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # Python allocates as much as requested
     if len(data) > most:
@@ -44,7 +40,6 @@ def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
     """Read a UTF-8 file, as `read_bytes` does.
 
     Raises:
-        BadFile: If the file cannot be read.
         UnicodeDecodeError: If it is not UTF-8.
     """
     return read_bytes(path, most).decode("utf-8")
@@ -54,9 +49,6 @@ def read_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
     """Read the complete lines of a file one at a time, each with its newline.
 
     A last line without a newline is left out: a process is writing it, or was killed while it did.
-
-    Raises:
-        BadFile: If the file cannot be read, or a line is longer than `MAX_LINE_BYTES`.
     """
     with open_to_read(path) as file:
         file.seek(start)
@@ -72,11 +64,7 @@ def read_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
 
 @contextmanager
 def open_to_read(path: str | Path) -> Iterator[BinaryIO]:
-    """A regular file, open for reading. Opening a pipe would wait for its writer, so pipes and devices are refused.
-
-    Raises:
-        BadFile: If it is not a regular file or cannot be read, also by an `OSError` in the block.
-    """
+    """A regular file, open for reading. Opening a pipe would wait for its writer, so pipes and devices are refused."""
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode) and not Path(path).is_dir():  # opening a folder raises below
             raise BadFile(f"{path} is not a regular file.")
@@ -89,11 +77,7 @@ def open_to_read(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def refuse_other_file(path: str | Path, mark: str, what: str) -> None:
-    """Check that writing to `path` would not replace a file of another kind, such as hours of measurements.
-
-    Raises:
-        BadFile: If a file without the mark is there.
-    """
+    """Check that writing to `path` would not replace a file of another kind, such as hours of measurements."""
     exists = False
     with suppress(OSError, ValueError):  # an impossible name is reported when the file is written
         exists = Path(path).is_file()
@@ -120,9 +104,6 @@ def replace_file(path: str | Path) -> Iterator[Path]:
     """Replace a file atomically: the block writes a temporary file, which takes the name when it is complete.
 
     An older file stays until the new one is on the disk. If the block raises, the temporary file is removed.
-
-    Raises:
-        BadFile: If the folder is missing, may not be written, or the disk is full.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

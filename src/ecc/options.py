@@ -91,9 +91,6 @@ def settings_from(kind: type[S], values: Mapping[str, Any], where: str = "") -> 
         kind: The settings class.
         values: Option name (with underscores) to value; options that are missing keep their default.
         where: Prefix of error messages, such as a file name and a colon.
-
-    Raises:
-        EccError: If a name is unknown, or a value has the wrong type or is out of range.
     """
     known = {setting.name: setting for setting in options_of(kind)}
     nested: dict[str, Any] = {}
@@ -138,11 +135,7 @@ def flat_values(settings: Any, *, only_result: bool = False) -> dict[str, Any]:
 
 
 def check_options(settings: Any) -> None:
-    """Check type, range and choices of every option of a settings object; for `__post_init__`.
-
-    Raises:
-        EccError: With the name, the value, and what is allowed.
-    """
+    """Check type, range and choices of every option of a settings object; for `__post_init__`."""
     for setting in options_of(type(settings)):
         if len(setting.path) == 1:  # nested settings check themselves
             _check(setting, getattr(settings, setting.path[0]))

@@ -61,10 +61,6 @@ def open_meter(
         targets: Machines to measure on, such as `ssh://user@host`; the meter is then one of theirs.
         inference: Runner, precision and memory format on the targets, as `CompressSettings.inference` gives them.
         task: The task, as it is named on the targets, for runners of PyTorch and analytic platforms.
-
-    Raises:
-        NoMeter: If no meter works, with a list of choices.
-        BadMeasurement: If the meter of the energy model cannot be read here.
     """
     if targets and meter not in (None, "none"):
         if not isinstance(meter, str):
@@ -220,11 +216,7 @@ def profile_and_fit(
 
 
 def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
-    """Refuse a runner, precision or format that is not that of the energy models.
-
-    Raises:
-        EccError: If one differs.
-    """
+    """Refuse a runner, precision or format that is not that of the energy models."""
     for name, value in settings.inference.items():
         for model in models:
             found = getattr(model.origin.settings, name, None)

@@ -22,11 +22,7 @@ T = TypeVar("T")
 
 
 def to_json(record: Any) -> bytes:
-    """One line of JSON. NaN and infinity become null; tensors of one number become numbers.
-
-    Raises:
-        EccError: If the record holds something that JSON cannot represent.
-    """
+    """One line of JSON. NaN and infinity become null; tensors of one number become numbers."""
     try:
         return msgspec.json.encode(record, enc_hook=_encode)
     except TypeError as error:
@@ -49,9 +45,6 @@ def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
         data: JSON text.
         kind: The dataclass (or any other type that msgspec knows) to return.
         where: File name, with a line number if there is one, for the error message.
-
-    Raises:
-        BadFile: If the text is not JSON, or does not have the fields and types of `kind`.
     """
     try:
         return _fill_defaults(msgspec.json.decode(data, type=kind))
@@ -82,20 +75,12 @@ def _fill_defaults(record: T) -> T:
 
 
 def to_builtins(record: Any) -> Any:
-    """The record as dicts, lists, strings and numbers, as its JSON would be read back.
-
-    Raises:
-        EccError: If the record holds something that JSON cannot represent.
-    """
+    """The record as dicts, lists, strings and numbers, as its JSON would be read back."""
     return msgspec.json.decode(to_json(record))
 
 
 def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
-    """The reverse of `to_builtins`, with the checks of `from_json`.
-
-    Raises:
-        BadFile: If the value does not have the fields and types of `kind`.
-    """
+    """The reverse of `to_builtins`, with the checks of `from_json`."""
     try:
         return _fill_defaults(msgspec.convert(value, kind))
     except msgspec.ValidationError as error:
@@ -105,18 +90,10 @@ def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
 
 
 def write_record(path: str | Path, record: Any) -> None:
-    """Write a record as indented JSON; an older file stays until the new one is complete.
-
-    Raises:
-        BadFile: If the file cannot be written.
-    """
+    """Write a record as indented JSON; an older file stays until the new one is complete."""
     write_bytes(path, msgspec.json.format(to_json(record), indent=1) + b"\n")
 
 
 def read_record(path: str | Path, kind: type[T], most: int = MAX_BYTES) -> T:
-    """Read and check a record.
-
-    Raises:
-        BadFile: If the file is missing, larger than `most` bytes, or not a valid `kind`.
-    """
+    """Read and check a record."""
     return from_json(read_bytes(path, most), kind, path)

@@ -276,11 +276,7 @@ class CompressSettings:
 
 
 def make_settings(preset: str, values: Mapping[str, Any]) -> CompressSettings:
-    """Settings of a preset with some of them changed.
-
-    Raises:
-        EccError: If there is no such preset or setting, or a value is out of range.
-    """
+    """Settings of a preset with some of them changed."""
     if preset not in PRESETS:
         raise EccError(f"preset {preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
     made = CompressSettings.paper(**values) if preset == "paper" else settings_from(CompressSettings, values)
@@ -384,11 +380,7 @@ def is_own_runner(spec: str) -> bool:
 
 
 def check_runner(spec: str | None) -> None:
-    """Check the name of a runner.
-
-    Raises:
-        EccError: If there is no such runner.
-    """
+    """Check the name of a runner."""
     if spec is None or spec == "auto" or is_own_runner(spec):
         return
     name, colon, argument = spec.partition(":")

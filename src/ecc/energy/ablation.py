@@ -52,9 +52,6 @@ def run_ablation(profile: Profile, *, resource: str = "energy", allow_drift: boo
         profile: Profile of one network on one device.
         resource: `energy` or `latency`.
         allow_drift: Accept a profile whose reference varied by more than the limit.
-
-    Raises:
-        BadFile, BadMeasurement: As `fit`.
     """
     samples = samples_from_profile(profile, resource, allow_drift=allow_drift)
     header = profile.header

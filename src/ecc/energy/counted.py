@@ -22,11 +22,7 @@ from .cost import ONE, BilinearForm, CostForm
 
 @dataclass(frozen=True)
 class CountedCost:
-    """An exact `Cost`.
-
-    Raises:
-        BadWidths: If the resource cannot be counted.
-    """
+    """An exact `Cost`."""
 
     structure: StructureSpec
     resource: str
@@ -174,9 +170,6 @@ class NonzeroCost:
     `ecc.methods.unstructured` accepts only platforms that declare it.
 
     As a `Cost`, its groups are weight tensors and a width is the number of nonzero weights in one.
-
-    Raises:
-        BadWidths: If there are no weights to prune, or the arguments differ in length.
     """
 
     network: str

@@ -96,9 +96,6 @@ def cross_validate(family: Family, samples: Samples, count: int = FOLDS) -> Arra
     """Relative error of each sample under a model that was fitted without its fold.
 
     The dense and the smallest network are a fold each; see the module.
-
-    Raises:
-        BadMeasurement: If there are too few samples.
     """
     check_sample_count(samples)
     ends = range_ends(samples)

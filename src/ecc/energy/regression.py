@@ -79,10 +79,6 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
         profile: Profile of one network on one device.
         resource: `energy` or `latency`.
         allow_drift: Accept a profile whose reference varied by more than the limit.
-
-    Raises:
-        BadFile: If a sample has no positive cost or impossible widths, or occurs twice.
-        BadMeasurement: If the device drifted.
     """
     if resource not in RESOURCES:
         raise BadFile(f"a profile does not hold {resource!r}; choose {' or '.join(RESOURCES)}.")
@@ -147,11 +143,7 @@ def _check_rows(profile: Profile) -> None:
 
 
 def check_sample_count(samples: Samples) -> None:
-    """Refuse samples too few to fit.
-
-    Raises:
-        BadMeasurement: With the number that is needed.
-    """
+    """Refuse samples too few to fit."""
     if len(samples) < MIN_SAMPLES:
         raise BadMeasurement(f"the profile has {len(samples)} samples; a fit needs {MIN_SAMPLES}. Profile more.")
 

@@ -73,9 +73,6 @@ def slim_from_state(model: Net, state: Any, file: Path) -> Net:
         model: The dense network.
         state: Tensors by name, and under `SIZES` the attributes of modules that were pruned.
         file: For messages.
-
-    Raises:
-        BadFile: If the state belongs to another network.
     """
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
     removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
@@ -108,11 +105,7 @@ def slim_from_state(model: Net, state: Any, file: Path) -> Net:
 
 
 def weights_file(path: str | Path) -> Path:
-    """The weights file in a folder, or the file itself.
-
-    Raises:
-        BadFile: If there is none.
-    """
+    """The weights file in a folder, or the file itself."""
     path = Path(path)
     if not path.is_dir():
         return path

@@ -25,11 +25,7 @@ class SolverMonitor:
         self.slim: nn.Module | None = None
 
     def begin(self, optimizers: Iterable[Any], steps: float) -> None:
-        """Find the solver, before the first step.
-
-        Raises:
-            EccError: If there is not exactly one solver, or its schedule is longer than the training.
-        """
+        """Find the solver, before the first step."""
         found = [solver for solver in map(_unwrap, optimizers) if isinstance(solver, EccSolver)]
         if len(found) != 1:
             raise EccError(f"the trainer has {len(found)} optimizers of type EccSolver; give exactly one.")

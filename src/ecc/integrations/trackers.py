@@ -72,11 +72,7 @@ class Tracker:
 
 
 def parse_tracker(spec: str) -> tuple[str, str]:
-    """Name and place of a tracker.
-
-    Raises:
-        EccError: If the name is unknown or the place is missing.
-    """
+    """Name and place of a tracker."""
     name, _, place = spec.partition(":")
     if name not in TRACKERS:
         known = ", ".join(f"{one}:{what}" for one, what in TRACKERS.items())

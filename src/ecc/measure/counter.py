@@ -66,11 +66,7 @@ class CounterWatch:
         return statistics.median(self._gaps) if self._gaps else 0.0
 
     def poll(self) -> Tick | None:
-        """Read once. Returns a tick if the counter changed since the previous reading.
-
-        Raises:
-            BadMeasurement: If the counter decreased, or did not change for `stall_seconds`.
-        """
+        """Read once. Returns a tick if the counter changed since the previous reading."""
         last, now = self._last, self._read()
         gap = now.seconds - last.seconds
         self._last = now
@@ -112,10 +108,6 @@ def check_steps(name: str, ticks: Sequence[Reading], tick_seconds: float, max_wa
         tick_seconds: Period of the counter. A tick that was seen late makes the next interval look short, so no
             interval counts as shorter than this.
         max_watts: Power limit of the device, if known.
-
-    Raises:
-        BadMeasurement: If one step exceeds `JUMP_FACTOR` times the usual power, or the mean exceeds 1.5 times the
-            power limit.
     """
     total = ticks[-1].seconds - ticks[0].seconds
     mean_watts = (ticks[-1].joules - ticks[0].joules) / total
@@ -185,9 +177,6 @@ def probe_counter(
         busy: A workload, or a function that computes for some milliseconds. None observes the idle device only.
         seconds: Duration of each observation; up to three times as long if the counter hardly ticks.
         clock: Time functions; those of the system by default.
-
-    Raises:
-        BadMeasurement: If the counter decreases.
     """
     clock = clock or Clock()
     info = meter.describe()

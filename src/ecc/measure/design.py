@@ -32,11 +32,7 @@ _MAX_REDRAWS = 1_000
 
 
 def parse_shard(text: str) -> Shard:
-    """Parse `3/8`.
-
-    Raises:
-        BadMeasurement: If the text has another form.
-    """
+    """Parse `3/8`."""
     number, slash, count = text.partition("/")
     if not (slash and number.strip().isdecimal() and count.strip().isdecimal()):
         raise BadMeasurement(f"shard {text!r} does not have the form K/N, such as 3/8.")
@@ -55,10 +51,6 @@ def sample_widths(
         seed: The same seed gives the same design on every machine.
         width_multiple: Rounds each width to the nearest multiple, at least one multiple. The full width is always
             allowed. For groups that are concatenated with others see `StructureSpec.width_remainders`.
-
-    Raises:
-        EccError: If an argument is out of its range.
-        BadWidths: If there are fewer distinct configurations.
     """
     Design(kind=kind, samples=samples, seed=seed, width_multiple=width_multiple)
     groups = graph.variable

@@ -105,9 +105,6 @@ def diagnose(
         quick: Skip the self-test; counters are only observed on the idle device.
         report: Called with a line of progress.
         clock: Time functions; those of the system by default.
-
-    Raises:
-        NoMeter: If `spec` names a meter that does not work.
     """
     clock = clock or Clock()
     if not seconds >= 1:
@@ -141,9 +138,6 @@ def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
     Args:
         target: `ssh://user@host[:port]`.
         spec: `auto` tries every meter of `find_meter`; otherwise the meter to test.
-
-    Raises:
-        EccError: If the board cannot be reached, or `spec` names a meter that does not work there.
     """
     from .remote.client import Board
     from .remote.target import Target

@@ -36,11 +36,7 @@ _IMPROVEMENT = 0.05  # relative decrease that counts as improvement
 
 
 def parse_share(text: str) -> float:
-    """Parse a fraction, such as `2%` or `0.02`.
-
-    Raises:
-        BadMeasurement: If the text is not a number.
-    """
+    """Parse a fraction, such as `2%` or `0.02`."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         return float(number) / (100 if percent else 1)

@@ -435,9 +435,6 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
     Args:
         data: Complete lines.
         path: Name of the file, for messages.
-
-    Raises:
-        BadFile: If a line is not valid; the message names the line.
     """
     lines = data.split(b"\n")[:-1]
     if not lines:

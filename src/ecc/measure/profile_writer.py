@@ -54,11 +54,7 @@ class ProfileWriter:
         self.header = header
 
     def append(self, sample: Sample) -> None:
-        """Append a sample; it is on the disk when this returns.
-
-        Raises:
-            BadFile: If it cannot be written, as on a full disk.
-        """
+        """Append a sample; it is on the disk when this returns."""
         assert self.header is not None, "the header is set before the first sample"
         if self._is_empty:
             self._write(header_line(self.header))
@@ -90,11 +86,7 @@ class ProfileWriter:
 
 @contextmanager
 def open_profile(path: str | Path) -> Iterator[ProfileWriter]:
-    """Open a profile for appending, with a lock against other processes.
-
-    Raises:
-        BadFile: If another process writes to it, it is not a profile, or it cannot be written.
-    """
+    """Open a profile for appending, with a lock against other processes."""
     path = Path(path)
     if path.suffix == ".gz":
         raise BadFile(

@@ -73,9 +73,6 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
         source: An analytic source runs nothing, so any choice is refused.
         device: Device chosen by the user; only checked here.
         **choices: Options of `MeasureSettings`, by the names that the command line uses.
-
-    Raises:
-        EccError: If a choice is not valid or does not apply.
     """
     given = {name: value for name, value in {"device": device, **choices}.items() if value is not None}
     if given and isinstance(source, Analytic):
@@ -258,10 +255,6 @@ def _profile_shards(meters: Sequence[EnergySource], path: Path, measure: Callabl
         meters: One meter for each board.
         path: The merged profile.
         measure: Measures one shard: `measure(meter, path, shard)`.
-
-    Raises:
-        BadFile: If the boards differ by more than `merge_profiles` accepts.
-        EccError: If a board fails; the samples of all boards stay in their files.
     """
     if path.exists():
         return Profile.load(path)

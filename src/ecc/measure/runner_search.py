@@ -151,9 +151,6 @@ def choose_runner(
 
     Returns:
         The settings with the cheapest runner, precision and memory format; and every candidate.
-
-    Raises:
-        BadMeasurement: If not even fp32 in the default runner can be measured.
     """
     import torch
 

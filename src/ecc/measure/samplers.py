@@ -87,9 +87,6 @@ class DeviceProfiler:
         device: Where; by default the device of the model.
         clock: Time functions; those of the system by default.
         runner_search: What `choose_runner` measured; only recorded.
-
-    Raises:
-        BadMeasurement: If the meter does not see the device.
     """
 
     drifts = True
@@ -148,11 +145,7 @@ class DeviceProfiler:
             self._set_runner(header.settings.runner, header.runner_reason)
 
     def prepare(self, counter: CounterProbe | None = None) -> CounterProbe:
-        """Use known properties of the counter, or probe it under the dense network, which also decides the runner.
-
-        Raises:
-            BadMeasurement: If the dense network cannot be run.
-        """
+        """Use known properties of the counter, or probe it under the dense network, which also decides the runner."""
         if counter is None:
             try:
                 counter = self._probe()
@@ -169,7 +162,6 @@ class DeviceProfiler:
         """Measure one width configuration.
 
         Raises:
-            BadMeasurement: If the measurement cannot be trusted.
             RuntimeError, MemoryError: If the network cannot be run, for example for lack of memory.
         """
         try:
@@ -316,11 +308,7 @@ class AnalyticProfiler:
         """Do nothing: there is no counter."""
 
     def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
-        """Compute one width configuration.
-
-        Raises:
-            BadMeasurement: If the source does not return positive numbers.
-        """
+        """Compute one width configuration."""
         compute: Callable[..., Reading] = self._source.cost
         has_noise = getattr(self._source, "noise", 0)  # artificial noise differs between rounds
         cost = compute(self._graph, widths, repeat=round_) if has_noise else compute(self._graph, widths)

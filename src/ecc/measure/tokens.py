@@ -91,9 +91,6 @@ def workload_model(model: Net, workload: TokenWorkload) -> Net:
     Args:
         model: A causal language model of transformers; it is not changed. Parameters are shared, not copied.
         workload: Prefill or decode. The input of the new network is `workload_input(model, workload)`.
-
-    Raises:
-        BadTask: If it is no causal language model of transformers with a KV cache.
     """
     _check_causal(model)
     step = copy.copy(model)
@@ -131,9 +128,6 @@ def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkloa
         model: The language model.
         graph: Its channel graph, whose groups are kept.
         workload: Prefill or decode.
-
-    Raises:
-        BadTask: If its trace has other channel groups.
     """
     known = _LAYERS.setdefault(model, {})
     if workload not in known:

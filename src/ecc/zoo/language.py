@@ -238,9 +238,6 @@ def load_model(source: str | Path) -> tuple[nn.Module, str]:
 
     Args:
         source: Folder with a saved model, or a name on the Hugging Face hub.
-
-    Raises:
-        BadTask: If it cannot be loaded.
     """
     hf, where, config = import_transformers(), str(source), load_config(source)
     kind = hf.AutoModelForCausalLM if _is_causal(config) else hf.AutoModel
@@ -261,11 +258,7 @@ def load_model(source: str | Path) -> tuple[nn.Module, str]:
 
 
 def load_config(source: str | Path) -> Any:
-    """The configuration of a model of transformers.
-
-    Raises:
-        BadTask: If it cannot be loaded.
-    """
+    """The configuration of a model of transformers."""
     hf, where = import_transformers(), str(source)
     _check_folder(where)
     return load_part(where, "model", lambda: hf.AutoConfig.from_pretrained(where, trust_remote_code=False))
@@ -277,9 +270,6 @@ def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
     Args:
         source: Folder with a saved tokenizer, or a name on the Hugging Face hub.
         vocabulary: Tokens that the model knows.
-
-    Raises:
-        BadTask: If it cannot be loaded, or has tokens that the model does not know.
     """
     hf, where = import_transformers(), str(source)
     tokenizer = load_part(where, "tokenizer", lambda: hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False))
@@ -301,9 +291,6 @@ def token_sequences(tokenizer: Any, files: Sequence[str | Path], length: int) ->
 
     Returns:
         (sequences, length) tokens.
-
-    Raises:
-        BadTask: If a file cannot be read, or the text has fewer than two sequences.
     """
     tokens: list[int] = []
     for file in files:
@@ -371,11 +358,7 @@ def _check_folder(where: str) -> None:
 
 
 def load_part(where: str, what: str, load: Callable[[], Any]) -> Any:
-    """Load a part of a model; whatever fails becomes one line.
-
-    Raises:
-        BadTask: With the reason.
-    """
+    """Load a part of a model; whatever fails becomes one line."""
     try:
         with no_progress_bars():
             return load()
@@ -410,11 +393,7 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def import_transformers() -> Any:
-    """The package transformers.
-
-    Raises:
-        BadTask: If it is not installed or too old.
-    """
+    """The package transformers."""
     try:
         import transformers
     except ImportError as error:

@@ -25,11 +25,7 @@ _HALF = (0.5, 0.5, 0.5)  # mean and standard deviation of the colours where the 
 
 
 def is_image_classifier(source: str | Path) -> bool:
-    """Whether a saved model, or one on the Hugging Face hub, classifies images.
-
-    Raises:
-        BadTask: If its configuration cannot be loaded.
-    """
+    """Whether a saved model, or one on the Hugging Face hub, classifies images."""
     names = getattr(load_config(source), "architectures", None) or ()
     return any(name.endswith("ForImageClassification") for name in names)
 

@@ -31,11 +31,7 @@ class AmdMeter:
         self._index = index
 
     def read(self) -> float:
-        """Joules since the driver was loaded.
-
-        Raises:
-            BadMeasurement: If the counter can no longer be read.
-        """
+        """Joules since the driver was loaded."""
         try:
             count = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
@@ -90,11 +86,7 @@ def open_meter(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> AmdMeter:
-    """Open `amd` (the first visible GPU) or `amd:1` (amdsmi's index).
-
-    Raises:
-        NoMeter: If amdsmi or the GPU is missing, or the counter is faulty.
-    """
+    """Open `amd` (the first visible GPU) or `amd:1` (amdsmi's index)."""
     smi = _import_library() if smi is None else smi
     index = _index(argument, environ)
     try:

@@ -32,11 +32,7 @@ class AppleMeter:
             raise NoMeter(f"this chip has none of the energy counters {', '.join(_PARTS[argument])}.")
 
     def read(self) -> float:
-        """Joules since the counters started.
-
-        Raises:
-            BadMeasurement: If the counters can no longer be read.
-        """
+        """Joules since the counters started."""
         try:
             values = self._monitor.get_cumulative_energy()
         except RuntimeError as error:
@@ -57,11 +53,7 @@ class AppleMeter:
 
 
 def open_meter(argument: str = "", *, library: Any = None) -> AppleMeter:
-    """Open `apple` (CPU, GPU, neural engine and memory), `apple:cpu` or `apple:gpu`.
-
-    Raises:
-        NoMeter: If this is not Apple silicon, or the package is missing.
-    """
+    """Open `apple` (CPU, GPU, neural engine and memory), `apple:cpu` or `apple:gpu`."""
     if argument not in _PARTS:
         raise NoMeter(f"apple:{argument} is unknown; give apple, apple:cpu or apple:gpu.")
     if library is None:

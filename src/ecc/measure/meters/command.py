@@ -43,9 +43,6 @@ def parse(text: str, unit: str | None) -> tuple[float, str]:
     Args:
         text: Output of the program.
         unit: The declared unit; None uses the one in the text.
-
-    Raises:
-        BadMeasurement: If the number or the unit is ambiguous.
     """
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     found = _WITH_UNIT.search(line)
@@ -74,9 +71,6 @@ class CommandMeter:
         unit: One of `UNITS`; None reads it from the output.
         stream: The program keeps running and prints a line for every value.
         period_seconds: Time between two power samples, for a program that is run for every reading.
-
-    Raises:
-        NoMeter: If the program cannot be run or prints no value.
     """
 
     def __init__(
@@ -103,11 +97,7 @@ class CommandMeter:
         self._reads = "energy counter" if first_unit in _JOULES else "integrated power"
 
     def read(self) -> float:
-        """Joules, as printed or integrated from watts.
-
-        Raises:
-            BadMeasurement: If the program failed or printed no value.
-        """
+        """Joules, as printed or integrated from watts."""
         try:
             return self._scaled() if self._counter is None else self._counter.read()
         except BadMeasurement as error:
@@ -266,11 +256,7 @@ def _run(argv: list[str]) -> str:
 
 
 def open_meter(argument: str) -> CommandMeter:
-    """Open `command:[stream:][UNIT:]PROGRAM ARGUMENTS`.
-
-    Raises:
-        NoMeter: If no program is given, or it does not work.
-    """
+    """Open `command:[stream:][UNIT:]PROGRAM ARGUMENTS`."""
     unit, stream, rest = None, False, argument
     while True:
         word, colon, after = rest.partition(":")

@@ -26,9 +26,6 @@ class CpuTimeMeter:
     Args:
         watts: Power of one busy core; None if only the time is of interest.
         cpu_seconds: The clock.
-
-    Raises:
-        NoMeter: If `watts` is not a positive number.
     """
 
     def __init__(self, watts: float | None = None, *, cpu_seconds: Callable[[], float] = time.process_time) -> None:
@@ -55,11 +52,7 @@ class CpuTimeMeter:
 
 
 def open_meter(argument: str) -> CpuTimeMeter:
-    """Open `cputime` or `cputime:15W`.
-
-    Raises:
-        NoMeter: If the argument is not a power.
-    """
+    """Open `cputime` or `cputime:15W`."""
     if not argument:
         return CpuTimeMeter()
     match = _WATTS.fullmatch(argument)

@@ -47,11 +47,7 @@ class JetsonMeter:
         self._integrator = PowerIntegrator(lambda: sum(rail.watts() for rail in rails), period_seconds=0.01)
 
     def read(self) -> float:
-        """Joules since the meter was opened.
-
-        Raises:
-            BadMeasurement: If a rail can no longer be read.
-        """
+        """Joules since the meter was opened."""
         return self._integrator.read()
 
     def describe(self) -> MeterInfo:
@@ -104,11 +100,7 @@ def _add(rails: dict[str, Rail], name: str, files: tuple[Path, ...]) -> None:
 
 
 def open_meter(argument: str = "", *, sys: Path = Path("/sys")) -> JetsonMeter:
-    """Open `jetson` (the whole module), `jetson:VDD_SYS_GPU` (a rail) or `jetson:GPU+SOC` (sum of rails).
-
-    Raises:
-        NoMeter: If this is not a Jetson, a rail is unknown, or there is no permission.
-    """
+    """Open `jetson` (the whole module), `jetson:VDD_SYS_GPU` (a rail) or `jetson:GPU+SOC` (sum of rails)."""
     rails = find_rails(sys)
     if not rails:
         raise NoMeter(

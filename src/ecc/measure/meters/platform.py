@@ -277,9 +277,6 @@ class Platform:
         noise: Standard deviation of the logarithm of joules, and of seconds.
         seed: Random seed of the noise.
         tile: Widths are rounded up to a multiple of this, as on real devices.
-
-    Raises:
-        NoMeter: If the platform is unknown, or a value is out of its range.
     """
 
     def __init__(self, name: str, *, noise: float = 0.0, seed: int = 0, tile: int = 1) -> None:
@@ -304,9 +301,6 @@ class Platform:
             graph: The network.
             widths: Widths by group name; groups that are not named keep their full width.
             repeat: Number of the repeat; each has its own noise.
-
-        Raises:
-            BadWidths: If the widths do not fit the graph.
         """
         vector = graph.widths(widths)
         truth = self._total(graph, vector)
@@ -316,19 +310,11 @@ class Platform:
         return Reading(truth.joules * math.exp(self.noise * joules), truth.seconds * math.exp(self.noise * seconds))
 
     def truth(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
-        """Cost without noise.
-
-        Raises:
-            BadWidths: If the widths do not fit the graph.
-        """
+        """Cost without noise."""
         return self._total(graph, graph.widths(widths))
 
     def per_layer(self, graph: ChannelGraph, widths: Mapping[str, int]) -> tuple[Reading, ...]:
-        """Cost of each layer without noise, in the order of `graph.layers`.
-
-        Raises:
-            BadWidths: If the widths do not fit the graph.
-        """
+        """Cost of each layer without noise, in the order of `graph.layers`."""
         joules, seconds = self._layers(graph, graph.widths(widths))
         return tuple(Reading(*pair) for pair in zip(joules.tolist(), seconds.tolist(), strict=True))
 
@@ -394,11 +380,7 @@ class Platform:
 
 
 def open_meter(argument: str) -> Platform:
-    """Open `platform:NAME` or `platform:NAME,noise=0.03,seed=1,tile=8`.
-
-    Raises:
-        NoMeter: If the platform or an option is unknown.
-    """
+    """Open `platform:NAME` or `platform:NAME,noise=0.03,seed=1,tile=8`."""
     name, *parts = [part.strip() for part in argument.split(",")]
     if not name:
         raise NoMeter(f"platform: no name given; give one of {', '.join(f'platform:{key}' for key in PLATFORMS)}.")

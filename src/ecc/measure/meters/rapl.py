@@ -59,11 +59,7 @@ class RaplMeter:
         self._max_watts = sum(limits) if all(limits) else None
 
     def read(self) -> float:
-        """Joules since the meter was opened.
-
-        Raises:
-            BadMeasurement: If a counter can no longer be read.
-        """
+        """Joules since the meter was opened."""
         try:
             return sum(zone.advance() for zone in self._zones) * 1e-6
         except (OSError, ValueError) as error:
@@ -89,11 +85,7 @@ class RaplMeter:
 
 
 def open_meter(argument: str = "", *, root: Path = POWERCAP) -> RaplMeter:
-    """Open `rapl` (packages) or `rapl:dram` (packages and memory).
-
-    Raises:
-        NoMeter: If there is no counter or no permission; then with the command that grants it.
-    """
+    """Open `rapl` (packages) or `rapl:dram` (packages and memory)."""
     if argument not in ("", "package", "dram"):
         raise NoMeter(f"rapl:{argument} is unknown; give rapl (packages) or rapl:dram (packages and memory).")
     if not root.is_dir():

@@ -28,10 +28,6 @@ class Replay:
     Args:
         profile: The recording.
         name: Name of the file, for messages and labels.
-
-    Raises:
-        BadFile: If the profile has no samples.
-        BadMeasurement: If the reference varied too much during the recording.
     """
 
     def __init__(self, profile: Profile, name: str) -> None:
@@ -49,12 +45,7 @@ class Replay:
             raise BadFile(f"{name} contains no samples, so there is nothing to replay.")
 
     def cost(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
-        """Recorded joules and seconds of these widths; groups that are not named keep their full width.
-
-        Raises:
-            BadFile: If the recording is of another network.
-            BadWidths: If these widths do not fit the graph or were not recorded; the message names the nearest.
-        """
+        """Recorded joules and seconds of these widths; groups that are not named keep their full width."""
         header = self._profile.header
         if graph.fingerprint != header.fingerprint:
             raise BadFile(
@@ -100,11 +91,7 @@ class Replay:
 
 
 def open_meter(argument: str) -> Replay:
-    """Open `replay:FILE`.
-
-    Raises:
-        NoMeter: If no file is given, or it is not a profile that can be replayed.
-    """
+    """Open `replay:FILE`."""
     if not argument:
         raise NoMeter("replay: no file given; give the profile to replay, such as replay:h200.profile.")
     try:

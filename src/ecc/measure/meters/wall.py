@@ -28,11 +28,7 @@ class WallClock:
 
 
 def open_meter(argument: str) -> WallClock:
-    """Open `wall`.
-
-    Raises:
-        NoMeter: If there is an argument.
-    """
+    """Open `wall`."""
     if argument:
         raise NoMeter(f"wall: {argument!r} has no effect; a clock has no argument.")
     return WallClock()

@@ -62,9 +62,6 @@ class Board:
         meter: Spec of the meter on the board.
         task: A task that is installed on the board; None if networks are sent as ONNX files.
         settings: How networks are run and measured.
-
-    Raises:
-        EccError: If the board cannot be reached, or the meter cannot be opened there.
     """
 
     def __init__(
@@ -82,11 +79,7 @@ class Board:
         self.connect()
 
     def connect(self) -> None:
-        """Start the agent, and open the meter.
-
-        Raises:
-            EccError: If that is not possible.
-        """
+        """Start the agent, and open the meter."""
         with self._lock:
             try:
                 self._connect()
@@ -124,7 +117,6 @@ class Board:
 
         Raises:
             LinkLost: If the link is lost.
-            EccError: If the agent reports a failure.
         """
         with self._lock:
             if self._link is None or self._link.is_closed:
@@ -132,11 +124,7 @@ class Board:
             return self._link.call(op, data, **fields)
 
     def reconnect(self, reason: str) -> None:
-        """Connect again, for `retry_seconds`.
-
-        Raises:
-            EccError: If the board does not come back.
-        """
+        """Connect again, for `retry_seconds`."""
         started, pause, last = time.monotonic(), 0.2, reason
         while True:
             self.restarts += 1
@@ -245,11 +233,7 @@ class RemotePlatform:
         return from_builtins(self.board.opened["meter"], MeterInfo, f"the meter of {self.board.target}")
 
     def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
-        """Joules and seconds of one inference.
-
-        Raises:
-            BadMeasurement: If the board has another network under the same name, or does not come back.
-        """
+        """Joules and seconds of one inference."""
         check_fingerprint(self.board, graph)
         kept = {name: int(width) for name, width in widths.items()}
         found = self.board.call_again("cost", widths=kept, repeat=repeat)
@@ -262,11 +246,7 @@ class RemotePlatform:
 
 
 def check_fingerprint(board: Board, graph: ChannelGraph) -> None:
-    """Refuse a board that has another network.
-
-    Raises:
-        BadMeasurement: If the fingerprints differ.
-    """
+    """Refuse a board that has another network."""
     found = board.opened.get("header", {}).get("fingerprint")
     if found is not None and found != graph.fingerprint:
         raise BadMeasurement(
@@ -407,7 +387,6 @@ class RemoteProfiler:
 
         Raises:
             SessionRestarted: If the link was lost and made again.
-            BadMeasurement: If the measurement cannot be trusted, or the board does not come back.
         """
         board = self.meter.board
         try:

@@ -148,7 +148,6 @@ class Link:
 
         Raises:
             LinkLost: If the link ends, the board hangs, or the stream is damaged.
-            EccError: If the agent reports a failure.
         """
         self._number += 1
         started = time.monotonic()

@@ -45,9 +45,6 @@ def choose_board_runner(
         resource: energy or latency; energy unless the meter is a clock.
         output_tolerance: Allowed difference of outputs from fp32, relative to the largest output.
         report: Called with a line of progress.
-
-    Raises:
-        BadMeasurement: If no runner of the board can run the network in fp32.
     """
     info = meter.describe()
     search = _BoardSearch(model, example_input, meter, replace(settings, channels_last=False), output_tolerance)

@@ -33,11 +33,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Parse a URL.
-
-        Raises:
-            EccError: If it is not valid.
-        """
+        """Parse a URL."""
         hint = "give ssh://user@host[:port]"
         try:
             url = urlsplit(text)

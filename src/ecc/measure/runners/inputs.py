@@ -21,11 +21,7 @@ def by_argument(example_input: Inputs) -> dict[int | str, Tensor]:
 
 
 def refuse_zeros(tensors: dict[int | str, Tensor]) -> None:
-    """Refuse inputs that would make the network use less power than real data.
-
-    Raises:
-        BadMeasurement: If there is no input, or one is all zeros.
-    """
+    """Refuse inputs that would make the network use less power than real data."""
     if not tensors:
         raise BadMeasurement("example_input contains no tensor; give one batch of inputs.")
     for name, tensor in tensors.items():
@@ -40,9 +36,6 @@ def draw_inputs(example_input: Inputs, device: torch.device | str) -> Inputs:
     """Normal random inputs of an example's shapes, as `input_data="random"` uses them; integers are kept.
 
     Drawing a large batch takes longer than a window, so a profile draws it once for all networks.
-
-    Raises:
-        BadMeasurement: If an input is all zeros.
     """
     tensors = by_argument(example_input)
     refuse_zeros(tensors)

@@ -62,11 +62,7 @@ def _function_table(build: Callable[..., Any], **options: Any) -> Any:
 
 @contextmanager
 def one_line_errors(what: str) -> Iterator[None]:
-    """Turn any exception of an exporter into one line, and hide its warnings.
-
-    Raises:
-        CannotExport: With the reason.
-    """
+    """Turn any exception of an exporter into one line, and hide its warnings."""
     registry = logging.getLogger("torch.onnx")  # reports missing torchvision operators at every export
     level = registry.level
     try:
@@ -111,12 +107,7 @@ class OnnxRunner:
         self._session: Session | None = None
 
     def prepare(self, model: nn.Module, example_input: Inputs) -> None:
-        """Export and load the network, and compare its outputs.
-
-        Raises:
-            BadMeasurement: If the runtime cannot run it, or computes something else.
-            CannotExport: If torch cannot export it.
-        """
+        """Export and load the network, and compare its outputs."""
         network = OnnxNetwork.of(model, example_input, self._settings.precision, self.calibration)
         self._names = network.names
         self._session = open_session(
@@ -180,10 +171,6 @@ class OnnxNetwork:
             precision: fp16 and int8 change the file; the others are a matter of the runtime.
             calibration: Batches for the calibration of int8.
             float_nodes: Names of nodes that int8 leaves in float.
-
-        Raises:
-            CannotExport: If torch cannot export it, or the file computes something else.
-            EccError: If onnxruntime or onnxscript is not installed.
         """
         import_runtime("onnxscript")
         import_runtime("onnxruntime")
@@ -368,9 +355,6 @@ def quantize(
         feeds: Calibration batches, arrays by input name, for int8 activations. None scales activations at run time.
         excluded: Names of nodes that stay in float.
         has_fixed_shapes: Whether all shapes in the file are numbers.
-
-    Raises:
-        CannotExport: If onnxruntime cannot quantize the network.
     """
     quantization: Any = import_runtime("onnxruntime.quantization")
     left = iter(feeds or ())

@@ -22,22 +22,14 @@ def device_type_of(provider: str) -> str:
 
 
 def default_argument(device_type: str) -> str:
-    """The provider for a device.
-
-    Raises:
-        EccError: If onnxruntime is not installed, or has no provider for the device.
-    """
+    """The provider for a device."""
     provider = "CUDAExecutionProvider" if device_type == "cuda" else "CPUExecutionProvider"
     _check_provider(import_runtime("onnxruntime"), provider)
     return provider
 
 
 def available_arguments() -> list[str]:
-    """Execution providers of this machine that can be measured.
-
-    Raises:
-        EccError: If onnxruntime is not installed.
-    """
+    """Execution providers of this machine that can be measured."""
     available = import_runtime("onnxruntime").get_available_providers()
     return [name for name in ("CPUExecutionProvider", *_DEVICES) if name in available]
 
@@ -61,9 +53,6 @@ class OnnxruntimeSession:
         inputs: Arrays by input name.
         precision: fp32 turns TF32 off on CUDA; tf32 turns it on.
         threads: Threads on the CPU; None for the choice of onnxruntime.
-
-    Raises:
-        EccError: If the provider is missing, or cannot run the network.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ def device_type_of(device: str) -> str:
 
 
 def default_argument(device_type: str) -> str:
-    """The OpenVINO device for a torch device.
-
-    Raises:
-        EccError: If OpenVINO is not installed, or the network is on a device that OpenVINO does not use.
-    """
+    """The OpenVINO device for a torch device."""
     import_runtime("openvino")
     if device_type == "cuda":
         raise EccError("OpenVINO has no CUDA device; use openvino:CPU with device 'cpu'.")
@@ -35,11 +31,7 @@ def default_argument(device_type: str) -> str:
 
 
 def available_arguments() -> list[str]:
-    """OpenVINO devices of this machine.
-
-    Raises:
-        EccError: If OpenVINO is not installed.
-    """
+    """OpenVINO devices of this machine."""
     return [str(name) for name in import_runtime("openvino").Core().available_devices]
 
 
@@ -52,9 +44,6 @@ class OpenVinoSession:
         inputs: Arrays by input name.
         precision: Inference precision, checked after loading, since OpenVINO treats it as a hint.
         threads: Threads on the CPU; None for the choice of OpenVINO.
-
-    Raises:
-        EccError: If the device is missing, or cannot run the network this way.
     """
 
     def __init__(

@@ -38,11 +38,7 @@ class Session(Protocol):
 
 
 def import_runtime(name: str) -> Any:
-    """Import the runtime of a runner, or a part of it.
-
-    Raises:
-        EccError: If it is not installed; the message says what to install.
-    """
+    """Import the runtime of a runner, or a part of it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -62,9 +58,6 @@ def open_session(
         inputs: Input arrays by name; others are ignored.
         precision: Precision in which the runtime computes. The file already has the weights of fp16 and int8.
         threads: Threads on the CPU; the choice of the runtime if None.
-
-    Raises:
-        EccError: If the runtime is not installed, or cannot run the network this way.
     """
     name, _, argument = spec.partition(":")
     opened: Session = importlib.import_module(f".{name}", __package__).load(data, argument, inputs, precision, threads)
