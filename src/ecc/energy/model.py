@@ -6,11 +6,10 @@ The file is readable JSON: coefficients, the terms they belong to, the device of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,8 +89,8 @@ class EnergyModel:
     dense_sample: float | None = None
     """Cost of the dense network in the profile; None if it was not sampled."""
     quality: FitQuality = field(default_factory=FitQuality)
-    device: torch.device | str = "cpu"
-    """Where it computes."""
+    device: str = "cpu"
+    """Where it computes; files do not contain it."""
 
     def __repr__(self) -> str:
         error = "" if self.errors is None else f", error {self.errors.mean:.1%}"
@@ -136,7 +135,7 @@ class EnergyModel:
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computed on a device."""
         # The same object keeps its tensors, which take a while to build.
-        return self if torch.device(device) == torch.device(self.device) else replace(self, device=device)
+        return self if torch.device(device) == torch.device(self.device) else replace(self, device=str(device))
 
     def at(self, widths: Mapping[str, float] | None = None) -> float:
         """The cost at widths by group name; groups that are not named keep their full width.
@@ -234,12 +233,10 @@ class EnergyModel:
         Raises:
             BadFile: If the file cannot be written.
         """
-        shared = {name: getattr(self, name) for name in _SHARED}
         unit = f"{self.unit} for one inference of the whole batch"
-        record = EnergyModelFile(
-            format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=self.origin, **shared
-        )
-        write_record(path, record)
+        about = {"format": FORMAT, "resource": self.resource, "unit": unit, "label": self.label, "formula": FORMULA}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "device"}
+        write_record(path, {**about, **values})
 
     @classmethod
     def load(cls, path: str | Path, graph: ChannelGraph | None = None) -> EnergyModel:
@@ -257,44 +254,14 @@ class EnergyModel:
             raise BadFile(f"{path} is a profile, not an energy model. Fit one: ecc fit {path} -o energy.json")
         if FORMAT.encode() not in data[:512]:
             raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}). Fit one with ecc fit.")
-        record = from_json(data, EnergyModelFile, path)
+        model = replace(from_json(data, cls, path), device="cpu")
         try:
-            model = cls(origin=record.origin, **{name: getattr(record, name) for name in _SHARED})
             _check_consistency(model)
         except (ValueError, KeyError, TypeError) as error:
             raise BadFile(f"{path} is damaged: {error}. Fit the profile again.") from None
         if graph is not None:
             model.check(graph)
         return model
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnergyModelFile:
-    """The file of an energy model."""
-
-    format: str
-    resource: str
-    unit: str
-    label: str
-    origin: Origin
-    fingerprint: str
-    groups: tuple[str, ...]
-    full_widths: tuple[int, ...]
-    min_widths: tuple[int, ...]
-    layers: tuple[str, ...]
-    dense_sample: float | None
-    quality: FitQuality
-    formula: str
-    fitted: FittedModel
-    branches: tuple[str, ...] = ()
-    branch_groups: tuple[tuple[int, ...], ...] = ()
-
-
-_SHARED = (
-    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "branches", "branch_groups",
-    "dense_sample", "quality", "fitted",
-)  # fmt: skip
-"""Fields that `EnergyModel` and its file have in common."""
 
 
 def _check_consistency(model: EnergyModel) -> None:
@@ -322,22 +289,21 @@ def _check_consistency(model: EnergyModel) -> None:
 
 
 def _check_terms(model: EnergyModel) -> None:
+    known = range(len(model.groups))
+    parts: list[tuple[str, tuple[AffineSize, ...], Sequence[int]]] = []
     for term in model.fitted.terms:
-        if any(not 0 <= group < len(model.groups) for group in term.switch):
+        if any(group not in known for group in term.switch):
             raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
-        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
+        parts.append((term.name, (term.left, term.right), [number for number, _ in term.layers]))
     for step in model.fitted.steps:
-        _check_term(step.name, (step.size,), step.layers, model)
         if step.multiple < 0:
             raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
-
-
-def _check_term(name: str, sizes: tuple[AffineSize, ...], layers: Any, model: EnergyModel) -> None:
-    for size in sizes:
-        if size.fixed < 0 or any(not 0 <= group < len(model.groups) or m < 0 for group, m in size.multiples):
+        parts.append((step.name, (step.size,), step.layers))
+    for name, sizes, layers in parts:
+        if any(size.fixed < 0 or any(g not in known or m < 0 for g, m in size.multiples) for size in sizes):
             raise ValueError(f"a size of term {name!r} is negative or refers to an unknown group")
-    if not layers or any(not 0 <= number < len(model.layers) for number in layers):
-        raise ValueError(f"term {name!r} refers to an unknown layer")
+        if not layers or any(number not in range(len(model.layers)) for number in layers):
+            raise ValueError(f"term {name!r} refers to an unknown layer")
 
 
 # ---------------------------------------------------------------- fitting

@@ -163,12 +163,8 @@ def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, 
 
     The models know that sizes which are not a multiple of 8 to 64 may cost more, and that a wider network otherwise
     costs at least as much. A width that does not fit spoils the prediction of all others, and a method that chooses it
-    misses its budget.
-
-    Args:
-        errors: Cross-validated errors, one per sample.
-        samples: The samples. A width needs `OUTLIER_SAMPLES` networks, most of which cost more, and must differ from
-            the spread of all errors by `OUTLIER_SIGMAS` standard errors.
+    misses its budget. A width needs `OUTLIER_SAMPLES` networks, most of which cost more, and must differ from the
+    spread of all (cross-validated) errors by `OUTLIER_SIGMAS` standard errors.
     """
     excess = -np.log(np.maximum(1 + errors, 1e-3))  # log(value / prediction)
     std = max(float(excess.std()), OUTLIER_MIN_EXCESS / OUTLIER_SIGMAS)
@@ -191,16 +187,9 @@ def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, 
 def learning_curve(
     family: Family, samples: Samples, sizes: Sequence[int], repeats: int = 3
 ) -> tuple[tuple[int, float], ...]:
-    """Mean absolute error on a held-out fifth of the samples, for models fitted to growing parts of the rest.
+    """(number of samples, mean absolute error on a held-out fifth) for models fitted to growing parts of the rest.
 
-    Args:
-        family: The family to fit.
-        samples: All samples.
-        sizes: Numbers of samples to fit to; those that are too small or too large are left out.
-        repeats: Random splits to average over.
-
-    Returns:
-        Pairs (number of samples, error).
+    Sizes that are too small or too large are left out. The error is a mean over some random splits.
     """
     curve: dict[int, list[float]] = {}
     for repeat in range(repeats):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -11,20 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ecc.budget import MEASURED_UNITS
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import StructureSpec
-from ecc.measure.profile import Profile
+from ecc.measure.profile import Profile, check_samples
 
 from .cost import Array
 
-RESOURCES = {
-    "energy": ("joules", "J"),
-    "latency": ("seconds", "s"),
-    "decode": ("joules", "J"),
-    "decode_latency": ("seconds", "s"),
-    "prefill": ("joules", "J"),
-    "prefill_latency": ("seconds", "s"),
-}
+RESOURCES = {name: ({"J": "joules", "s": "seconds"}[unit], unit) for name, unit in MEASURED_UNITS.items()}
 """Resources that a profile holds: the field of a sample and the unit."""
 
 MIN_SAMPLES = 12
@@ -89,7 +82,8 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
             f"the profile was measured by the clock {header.meter.name!r}: it has latency and no energy. Fit the "
             "latency, or measure with an energy meter."
         )
-    _check_rows(profile)
+    names = [f"measurement {number} of the profile" for number in range(1, len(profile.samples) + 1)]
+    check_samples(header, profile.samples, names)
     rounds = Counter(row.index for row in profile.samples)
     found = [
         (sample.widths, float(getattr(sample, field)), float(rounds[sample.index]))
@@ -120,26 +114,6 @@ def _with_removed(structure: StructureSpec, widths: Array) -> StructureSpec:
         if all(number in position for number in one.branches)
     )
     return replace(structure, branches=tuple(structure.branches[n] for n in kept), replacements=replacements)
-
-
-def _check_rows(profile: Profile) -> None:
-    """Refuse samples made in Python that `Profile.load` would refuse."""
-    full, seen = profile.header.full_widths, set()
-    branches = profile.header.structure.branches
-    inside = {name for branch in branches for name in branch.groups}
-    least = [0 if name in inside else 1 for name in profile.header.groups]
-    for row in profile.samples:
-        name = "the dense reference" if row.index is None else f"sample {row.index}"
-        for field, value in (("joules", row.joules), ("seconds", row.seconds)):
-            if not (math.isfinite(value) and value > 0):
-                raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the sample.")
-        if len(row.widths) != len(full) or any(
-            not a <= w <= f for a, w, f in zip(least, row.widths, full, strict=True)
-        ):
-            raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
-        if row.index is not None and (row.index, row.round) in seen:
-            raise BadFile(f"{name} of the profile occurs twice in round {row.round}. Remove one of the two.")
-        seen.add((row.index, row.round))
 
 
 def check_sample_count(samples: Samples) -> None:
@@ -209,15 +183,8 @@ def leave_one_out_errors(
     """Relative error of each network under coefficients fitted without it, in closed form.
 
     Exact as long as the same coefficients stay above 0: the fit without one sample is then linear in that sample, and
-    its residual is the residual of the fit divided by 1 - leverage.
-
-    Args:
-        features: As in `fit_coefficients`.
-        values: As in `fit_coefficients`.
-        coefficients: The result of `fit_coefficients`.
-        weights: As in `fit_coefficients`.
-        prior_scale: As in `fit_coefficients`.
-        strength: As in `fit_coefficients`.
+    its residual is the residual of the fit divided by 1 - leverage. `coefficients` is the result of `fit_coefficients`,
+    and the other arguments are those that it was called with.
     """
     rows, goal = _weighted(features, values, True, weights)
     used = coefficients > 0

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import operator
 import statistics
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -453,26 +454,38 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
     elif found.get("version") != VERSION:
         raise BadFile(f"{path} has version {found.get('version')}; this version of ecc reads version {VERSION}.")
     header = from_json(lines[0], _HeaderLine, f"{path}:1").header
-    samples: list[Sample] = []
+    names = [f"{path}:{number}" for number in range(2, len(lines) + 1)]
+    samples = tuple(from_json(line, Sample, name) for name, line in zip(names, lines[1:], strict=True))
+    check_samples(header, samples, names)
+    return Profile(header, samples)
+
+
+def check_samples(header: ProfileHeader, samples: Sequence[Sample], names: Sequence[str]) -> None:
+    """Refuse samples without a cost or with impossible widths, and a sample that occurs twice.
+
+    Args:
+        header: Of the profile.
+        samples: Of a file, or made in Python.
+        names: The place of each sample, for messages.
+    """
     inside = {name for branch in header.structure.branches for name in branch.groups}
-    seen: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(lines[1:], start=2):
-        sample = from_json(line, Sample, f"{path}:{number}")
-        full = header.full_widths
-        if len(sample.widths) != len(full) or any(
-            w > f or (w == 0 and name not in inside)
-            for w, f, name in zip(sample.widths, full, header.groups, strict=True)
+    least, full = [0 if name in inside else 1 for name in header.groups], header.full_widths
+    seen: dict[tuple[int, int], str] = {}
+    for sample, name in zip(samples, names, strict=True):
+        if not (0 < sample.joules < math.inf and 0 < sample.seconds < math.inf):
+            cost = f"{sample.joules} joules and {sample.seconds} seconds"
+            raise BadFile(f"{name}: {cost}; both must be above 0. Remove the sample.")
+        if (
+            len(sample.widths) != len(full)
+            or not all(map(operator.le, least, sample.widths))
+            or not all(map(operator.le, sample.widths, full))
         ):
-            raise BadFile(f"{path}:{number}: widths {list(sample.widths)} do not fit the full widths {list(full)}.")
-        if sample.index is not None:
-            first = seen.setdefault((sample.index, sample.round), number)
-            if first != number:
-                raise BadFile(
-                    f"{path}:{number}: sample {sample.index} of round {sample.round} is already in line {first}. "
-                    "Remove one of the two."
-                )
-        samples.append(sample)
-    return Profile(header, tuple(samples))
+            raise BadFile(f"{name}: widths {list(sample.widths)} do not fit the full widths {list(full)}.")
+        if sample.index is not None and seen.setdefault((sample.index, sample.round), name) != name:
+            first = seen[sample.index, sample.round]
+            raise BadFile(
+                f"{name}: sample {sample.index} of round {sample.round} is already in {first}. Remove one of the two."
+            )
 
 
 def _upgrade(header: dict[str, Any]) -> dict[str, Any]:
