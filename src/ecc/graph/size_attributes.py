@@ -8,13 +8,16 @@ into plain numbers. If the axis of such a size has channels, the attribute follo
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ecc.graph.labels import Labels, channel_vector, varies, varying_axes
+
 if TYPE_CHECKING:
+    from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 _CREATION = frozenset({"zeros", "ones", "empty", "full"})
@@ -100,3 +103,50 @@ class SizeReader(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             self.tracer.sizes = []
+
+
+def note_axes(trace: Tracer, path: str, labels: Labels) -> None:
+    """Remember the channels of a view in this module, by their number."""
+    if labels is None:
+        return
+    for axis in varying_axes(labels):
+        trace.viewed[path, labels.shape[axis]] = channel_vector(labels, axis, labels.shape[axis])
+
+
+def follow_created(trace: Tracer, call: Call) -> None:
+    """Label a new tensor, such as `zeros(1, num_heads, n, n)`, if one of its sizes is that of an earlier view."""
+    for position, size in trace.sizes:
+        vector = trace.viewed.get((call.path, int(size)))
+        if position is not None and vector is not None and list(size.sources.values()) == [size]:
+            path, name = next(iter(size.sources))
+            if (trace.first_equal.get(path, path), name) not in trace.constant:
+                trace.channel_labels.size_attribute(path, name, vector)
+                shape = [-1 if axis == position else 1 for axis in range(call.out.dim())]
+                call.out._ecc_state = vector.reshape(shape).expand(call.out.shape)  # type: ignore[attr-defined]
+                return
+
+
+def follow_sizes(trace: Tracer, before: Any, after: Sequence[Labels]) -> None:
+    """Let attributes follow the number of channels if they are the size of an axis with channels."""
+    tensors = [labels for labels in (*after, before) if isinstance(labels, Tensor)]
+    anywhere = [(labels, axis) for labels in tensors for axis in range(labels.dim())]
+    following = trace.channel_labels.attributes
+    for position, size in trace.sizes:  # `num_heads` in view(n, l, num_heads, head_dim)
+        if list(size.sources.values()) == [size]:
+            there = anywhere if position is None else [(after[0], position)]
+            _follow_one(trace, next(iter(size.sources)), size, there)
+    for _, size in trace.sizes:  # `embed_dim` in view(n, l, num_heads, embed_dim // num_heads)
+        if any(source in following for source in size.sources):
+            for source, value in size.sources.items():
+                if source not in following:
+                    _follow_one(trace, source, value, anywhere)
+
+
+def _follow_one(trace: Tracer, source: tuple[str, str], value: int, axes: Sequence[tuple[Labels, int]]) -> None:
+    path, name = source
+    if (trace.first_equal.get(path, path), name) in trace.constant:
+        return
+    for labels, axis in axes:
+        if labels is not None and labels.shape[axis] == value and varies(labels, axis):
+            trace.channel_labels.size_attribute(path, name, channel_vector(labels, axis, value))
+            return

@@ -145,11 +145,6 @@ def _others(units: Tensor, width: int) -> Tensor:
     return torch.ones(width, dtype=torch.bool, device="cpu").index_fill(0, units, False).nonzero().flatten()
 
 
-def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> Slices:
-    """For each tensor and axis that `slim` prunes, the indices that it keeps, in ascending order."""
-    return _kept_slices(graph, _kept_units(model, graph, width_multiple))
-
-
 def _kept_slices(graph: ChannelGraph, kept: Mapping[str, Tensor]) -> Slices:
     widths = [len(kept[g.name]) if g.name in kept else g.width for g in graph.groups]
     removed = tensors_inside(graph.full_shapes, [one.path for one in _replacements(graph, widths)])

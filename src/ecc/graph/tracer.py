@@ -4,10 +4,7 @@
 reaches torch is looked up in the registry of rules (`ops/registry.py`). torch decomposes composite operators without a
 rule. An operator that still has no rule freezes all channels that enter it.
 
-A pruned network is traced with `dense` set to the trace of the dense network. Labels show whether channels line up as
-before. Three further checks cover what labels cannot show: code that selects channels by number
-(`check_selection`), arithmetic with a channel count (`check_numbers`), and code that runs other operators at another
-width (`check_order`).
+A pruned network is traced with `dense` set to the trace of the dense network, and compared with it (`consistency.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
@@ -30,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ecc.graph.calls import Call, OpRecord, amount, quick_result
+from ecc.graph.consistency import check_numbers, check_order, check_sizes, confused_channels, run_selection
 from ecc.graph.labels import (
     ChannelLabels,
     Deferred,
@@ -37,15 +34,13 @@ from ecc.graph.labels import (
     Misaligned,
     PrunedLabels,
     Role,
-    channel_vector,
     compact,
     frozen_labels,
-    varies,
     varying_axes,
 )
 from ecc.graph.ops import registry
-from ecc.graph.ops.sums import ADDS_EPS, WidthPower, follow_parameter, follow_power, parameter_of
-from ecc.graph.size_attributes import SizeAttribute
+from ecc.graph.ops.sums import WidthPower, follow_parameter, follow_power, parameter_of
+from ecc.graph.size_attributes import SizeAttribute, follow_created, follow_sizes, note_axes
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -257,7 +252,7 @@ class Tracer(TorchDispatchMode):
         """Labels of a constant number of positions that an operator places beside channels."""
         place = f"{call.name}@{call.path}"
         self.constants[place] += 1
-        why = f"{call.here}{self._at()} adds a hard-coded number of channels. Compute it from `x.shape` of both tensors"
+        why = f"{call.here}{self.at()} adds a hard-coded number of channels. Compute it from `x.shape` of both tensors"
         return self.channel_labels.constant(f"{place}#{self.constants[place]}", size, why)
 
     def choose(self, call: Call, options: int, *, splits: bool = False) -> int:
@@ -348,8 +343,8 @@ class Tracer(TorchDispatchMode):
             self.sequence.append((func, [out.shape for out in call.outs], own))
             if rule is registry.RESHAPE and self.dense is None:
                 self.lines[len(self.sequence) - 1] = (self.line(), type(self.module))
-            self.check_order(call)
-            self.check_sizes(call, rule)
+            check_order(self, call)
+            check_sizes(self, call, is_reshape=rule is registry.RESHAPE)
         started = len(self.records)
         self._label(call, rule)
         if counted:
@@ -366,7 +361,7 @@ class Tracer(TorchDispatchMode):
         """
         if self.dense is not None:
             raise Ended
-        why = f"{call.here}{self._at()} runs after Python code reads values"
+        why = f"{call.here}{self.at()} runs after Python code reads values"
         for parameter in filter(self.is_deferred, call.tensors):
             parameter._ecc_state.freeze(self.channel_labels, why)  # type: ignore[attr-defined]
         self.freeze_all([self.labels(t, defer=True) for t in call.tensors], why)
@@ -395,35 +390,8 @@ class Tracer(TorchDispatchMode):
 
             args, kwargs = tree_map_only(Tensor, to_meta, (args, dict(kwargs)))
         if not self.on_meta and registry.selects_by_value(call.func):
-            return self._run_selection(call)
+            return run_selection(self, call)
         return call.func(*args, **kwargs)
-
-    def _run_selection(self, call: Call) -> Any:
-        """Run an operator whose result has a size that depends on values, such as `nonzero` or a boolean mask.
-
-        A pruned network has other values. It selects what the dense network selected, so that sizes can be compared.
-        """
-        masks = [t for t in call.tensors if t.dtype in (torch.bool, torch.uint8)]
-        if registry.is_masking(call.name):
-            known = self._selected_before(call, masks)
-            for mask, before in zip(masks, known or (), strict=False):
-                mask.copy_(before)
-            self.selected.append((call.func, [mask.shape for mask in masks], [mask.clone() for mask in masks]))
-            return call.func(*call.args, **call.kwargs)
-        known = self._selected_before(call, call.tensors)
-        result = call.func(*call.args, **call.kwargs) if known is None else known
-        positions = tree_map_only(Tensor, torch.clone, result)
-        is_known = not any(t.is_floating_point() for t in (result if isinstance(result, (list, tuple)) else [result]))
-        self.selected.append((call.func, [t.shape for t in call.tensors], positions if is_known else None))
-        return tree_map_only(Tensor, torch.clone, result)
-
-    def _selected_before(self, call: Call, computed_from: Sequence[Tensor]) -> Any:
-        """What the dense network selected in the same call; None if the shapes differ."""
-        dense = self.dense.selected[len(self.selected) :][:1] if self.dense is not None else []
-        for func, shapes, found in dense:
-            if func == call.func and shapes == [tensor.shape for tensor in computed_from]:
-                return found
-        return None
 
     def _label(self, call: Call, rule: registry.Rule) -> None:
         """Label the results of a call."""
@@ -451,11 +419,11 @@ class Tracer(TorchDispatchMode):
             elif rule in registry.MOVING:
                 out._ecc_base = source  # type: ignore[attr-defined]
         if rule is registry.RESHAPE:
-            self._note_axes(call.path, many[0])
+            note_axes(self, call.path, many[0])
         if self.sizes and rule in registry.MOVING and not isinstance(state, Deferred):
-            self._follow_sizes(state, many)
+            follow_sizes(self, state, many)
         elif self.sizes and rule is registry.CONSTANT:
-            self._follow_created(call)
+            follow_created(self, call)
 
     def _follow_values(self, call: Call, rule: registry.Rule) -> tuple[str, float] | None:
         """Follow zeros, powers of a width, and parameters (see `ops.sums`). Returns the parameter of the result."""
@@ -501,49 +469,6 @@ class Tracer(TorchDispatchMode):
         state = cast(Deferred, table._ecc_state)  # type: ignore[attr-defined]
         return replace(state, index=state.elements().expand(size), order=())
 
-    def _note_axes(self, path: str, labels: Labels) -> None:
-        """Remember the channels of a view in this module, by their number."""
-        if labels is None:
-            return
-        for axis in varying_axes(labels):
-            self.viewed[path, labels.shape[axis]] = channel_vector(labels, axis, labels.shape[axis])
-
-    def _follow_created(self, call: Call) -> None:
-        """Label a new tensor, such as `zeros(1, num_heads, n, n)`, if one of its sizes is that of an earlier view."""
-        for position, size in self.sizes:
-            vector = self.viewed.get((call.path, int(size)))
-            if position is not None and vector is not None and list(size.sources.values()) == [size]:
-                path, name = next(iter(size.sources))
-                if (self.first_equal.get(path, path), name) not in self.constant:
-                    self.channel_labels.size_attribute(path, name, vector)
-                    shape = [-1 if axis == position else 1 for axis in range(call.out.dim())]
-                    call.out._ecc_state = vector.reshape(shape).expand(call.out.shape)  # type: ignore[attr-defined]
-                    return
-
-    def _follow_sizes(self, before: Any, after: Sequence[Labels]) -> None:
-        """Let attributes follow the number of channels if they are the size of an axis with channels."""
-        tensors = [labels for labels in (*after, before) if isinstance(labels, Tensor)]
-        anywhere = [(labels, axis) for labels in tensors for axis in range(labels.dim())]
-        following = self.channel_labels.attributes
-        for position, size in self.sizes:  # `num_heads` in view(n, l, num_heads, head_dim)
-            if list(size.sources.values()) == [size]:
-                there = anywhere if position is None else [(after[0], position)]
-                self._follow_one(next(iter(size.sources)), size, there)
-        for _, size in self.sizes:  # `embed_dim` in view(n, l, num_heads, embed_dim // num_heads)
-            if any(source in following for source in size.sources):
-                for source, value in size.sources.items():
-                    if source not in following:
-                        self._follow_one(source, value, anywhere)
-
-    def _follow_one(self, source: tuple[str, str], value: int, axes: Sequence[tuple[Labels, int]]) -> None:
-        path, name = source
-        if (self.first_equal.get(path, path), name) in self.constant:
-            return
-        for labels, axis in axes:
-            if labels is not None and labels.shape[axis] == value and varies(labels, axis):
-                self.channel_labels.size_attribute(path, name, channel_vector(labels, axis, value))
-                return
-
     def _stop(self, call: Call, rule: registry.Rule) -> None:
         """Freeze the channels that enter a line of code with hard-coded sizes."""
         stop = self.stops.get(self.key(call)) if self.stops and rule in registry.MOVING else None
@@ -567,7 +492,7 @@ class Tracer(TorchDispatchMode):
             return self._freeze_empty(call)
         try:
             if rule is registry.POINTWISE:
-                self.check_numbers(call)
+                check_numbers(self, call)
             return rule(self, call)
         except Misaligned as stop:
             if isinstance(self.channel_labels, PrunedLabels):
@@ -585,7 +510,7 @@ class Tracer(TorchDispatchMode):
 
     def _freeze_empty(self, call: Call) -> list[Labels]:
         """Freeze what enters an operator on tensors without elements, which show no channels."""
-        why = f"{call.here}{self._at()} {_EMPTY}"
+        why = f"{call.here}{self.at()} {_EMPTY}"
         for parameter in filter(self.is_deferred, call.tensors):
             parameter._ecc_state.freeze(self.channel_labels, why)  # type: ignore[attr-defined]
         self.freeze_all([self.labels(t) for t in call.tensors], why)
@@ -596,146 +521,22 @@ class Tracer(TorchDispatchMode):
         if isinstance(error, Misaligned):
             return error
         if self.dense is None:
-            why = f"{call.here}{self._at()} failed"
+            why = f"{call.here}{self.at()} failed"
         elif why is None and any(t.numel() == 0 for t in call.tensors):
-            why = f"{call.here}{self._at()} {_EMPTY}"
+            why = f"{call.here}{self.at()} {_EMPTY}"
         elif why is None and registry.is_moving(call.name):
-            why = f"{call.described}{self._at()} has a hard-coded channel count.{call.fix}"
+            why = f"{call.described}{self.at()} has a hard-coded channel count.{call.fix}"
         elif why is None:
-            why = f"{call.here}{self._at()} does not run after pruning, because a channel count is hard-coded"
+            why = f"{call.here}{self.at()} does not run after pruning, because a channel count is hard-coded"
         states = [getattr(t, "_ecc_state", None) for t in call.tensors]
         flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
-        confused = self._confused(call, len(self.sequence))
+        confused = confused_channels(self, call, len(self.sequence))
         return Misaligned(entering, why.rstrip("."), line=self.key(call), confused=confused)
-
-    # --- comparison with the dense network -----------------------------------------------------------
-
-    def check_selection(self, call: Call, source: Tensor, found: Sequence[Tensor | None]) -> None:
-        """Record which channels a slice, split or index selects. A pruned network must select the remaining ones."""
-        vectors = [compact(labels).reshape(-1) for labels in found if labels is not None]
-        vector = torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.long)
-        self.selections.append((call.name, vector, [len(part) for part in vectors]))
-        self.selected_from.append(compact(source).reshape(-1))
-        if self.dense is None or not isinstance(self.channel_labels, PrunedLabels):
-            return
-        position = len(self.selections) - 1
-        known = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector, [])
-        name, whole, sizes = known
-        alive = self.channel_labels.alive[whole]
-        parts = [int(part.sum()) for part in alive.split(sizes)] if sizes else []
-        is_as_large = name == call.name and parts == [len(part) for part in vectors]
-        if is_as_large and self.channel_labels.are_frozen(torch.cat([vector, whole])):
-            return  # which of them are selected may depend on values
-        if not is_as_large or not torch.equal(vector, whole[alive]):
-            line = self.key(call)
-            why = f"{call.described}{self._at()} selects channels by number.{call.fix}"
-            raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)
-
-    def check_numbers(self, call: Call) -> None:
-        """Check that Python numbers in elementwise arithmetic do not depend on widths (`x / x.shape[1]`)."""
-        values = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float))]
-        fresh = [t for t in call.tensors if t.numel() == 1 and t.device.type != "meta" and self.labels(t) is None]
-        power = getattr(call.tensors[0], "_ecc_power", None) if call.tensors else None
-        self.compare_numbers(call, [float(v) for v in (*values, *fresh)], power)
-
-    def compare_numbers(self, call: Call, numbers: list[float], power: WidthPower | None) -> None:
-        """Check that the numbers are those of the dense network, or follow the factor of the operand (eps)."""
-        self.numbers.append((call.func, numbers, power))
-        if self.dense is None or len(self.numbers) > len(self.dense.numbers):
-            return
-        func, before, whole = self.dense.numbers[len(self.numbers) - 1]
-        if power is not None and whole is not None and call.name in ADDS_EPS:
-            ratio = (whole.labels.numel() / max(power.labels.numel(), 1)) ** power.power
-            same = np.allclose([number * ratio for number in before], numbers, rtol=1e-9, atol=0.0)
-        else:
-            same = list(map(repr, before)) == list(map(repr, numbers))  # as text, since NaN differs from itself
-        if func != call.func or not same:
-            error = ValueError(f"{before} became {numbers}")
-            why = f"{call.here}{self._at()} uses a number that depends on the channel count"
-            stop = self.stopped(call, error, why)
-            raise stop if power is None else Misaligned(power.labels, str(stop), line=stop.line)
-
-    def check_order(self, call: Call) -> None:
-        """Check that a pruned network runs the operators of the dense one, in order and with the same parameters."""
-        if self.dense is not None:
-            wanted = self.dense.sequence[len(self.sequence) - 1 : len(self.sequence)]
-            func, _, names = self.sequence[-1]
-            if not wanted or wanted[0][0] != func or wanted[0][2] != names:
-                why = f"the code runs other operators at another width (first {call.here}{self._at()})"
-                raise self.stopped(call, RuntimeError(call.name), why)
-
-    def check_sizes(self, call: Call, rule: registry.Rule) -> None:
-        """Check that the axes of a result have as many channels as were kept.
-
-        In a pruned network with labels, only a reshape can have other sizes without failing.
-        """
-        alive = self._kept
-        if self.dense is None or alive is None or not (self.alive is not None or rule is registry.RESHAPE):
-            return
-        for out, labels in zip(call.outs, self.dense.results[len(self.sequence) - 1], strict=False):
-            for axis in varying_axes(labels) if isinstance(labels, Tensor) and labels.dim() == out.dim() else ():
-                vector = channel_vector(labels, axis, labels.shape[axis])
-                if out.shape[axis] != int(alive[vector].sum()):
-                    stop = self.stopped(call, ValueError(f"{out.shape[axis]} channels on axis {axis}"))
-                    stop.confused = self._confused(call, len(self.sequence) - 1)
-                    raise stop
-
-    @property
-    def _kept(self) -> Tensor | None:
-        """In a pruned network: by label of the dense network, whether it is kept."""
-        return self.channel_labels.alive if isinstance(self.channel_labels, PrunedLabels) else self.alive
-
-    def _confused(self, call: Call, position: int) -> list[tuple[Tensor, Tensor]]:
-        """Channels that a reshape has another number of after pruning, and the latest channels with that number.
-
-        An example is `b, n, c = x.shape; layer(x).reshape(b, n, c)`, where the outputs of `layer` are pruned apart from
-        `x`. Both are labels of the dense network, whose operator is at `position`. The same channels follow for other
-        modules of this class, which run the same line of code.
-        """
-        alive, dense = self._kept, self.dense
-        if dense is None or alive is None or call.name not in ("view", "reshape", "_unsafe_view"):
-            return []
-        func = dense.sequence[position][0] if position < len(dense.results) else None
-        sizes = call.args[1] if len(call.args) > 1 else ()
-        labels = dense.results[position][0] if func == call.func else None
-        if not isinstance(labels, Tensor) or len(sizes) != labels.dim():
-            return []
-        for mine, wanted, axis, behind in _other_sizes(labels, sizes, alive):
-            for back in range(1, position + 1):
-                for number, other, theirs in _vectors(dense.results[position - back], len(mine)):
-                    if self._may_be_pruned(theirs) and int(alive[theirs].sum()) in wanted:
-                        pairs = self._same_in_others(position, (axis, behind), (back, number, other))
-                        return [(mine, theirs), *pairs]
-        return []
-
-    def _same_in_others(
-        self, position: int, mine: tuple[int, bool], theirs: tuple[int, int, int]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The pairs of `_confused` where the dense network runs the same line of code in modules of the same class."""
-        dense, (axis, behind), (back, number, other) = self.dense, mine, theirs
-        assert dense is not None, "in a pruned network"
-        for at, line in dense.lines.items():
-            if at == position or line != dense.lines[position] or at < back:
-                continue
-            labels, found = dense.results[at][0], _vectors(dense.results[at - back], None)
-            if isinstance(labels, Tensor) and axis in varying_axes(labels):
-                vector = _channels_on(labels, axis, behind=behind)
-                yield from (
-                    (vector, one)
-                    for n, a, one in found
-                    if (n, a) == (number, other) and len(one) == len(vector) and self._may_be_pruned(one)
-                )
-
-    def _may_be_pruned(self, dense: Tensor) -> bool:
-        """In a pruned network: whether channels of the dense network are prunable, as far as is known."""
-        if isinstance(self.channel_labels, PrunedLabels):
-            return self.channel_labels.are_prunable(dense)
-        return self.alive is not None and not bool(self.alive[dense].all())
 
     # --- location --------------------------------------------------------------------------------
 
-    def _at(self) -> str:
+    def at(self) -> str:
         """The line of code in parentheses, for messages."""
         line = self.line()
         return f" ({line})" if line else ""
@@ -778,42 +579,6 @@ class Tracer(TorchDispatchMode):
                 hook.remove()
             self.path.clear()
             self.modules.clear()
-
-
-def _other_sizes(labels: Tensor, sizes: Sequence[int], alive: Tensor) -> Iterator[tuple[Tensor, range, int, bool]]:
-    """Channels of the dense result of a reshape that the code has another number of, and the possible numbers.
-
-    They are on one axis, or on an axis of heads and the axis behind it: with 12 heads of 32 channels,
-    `reshape(b, n, heads, c // heads)` takes the 384 channels from elsewhere. Also yields this axis, and whether the
-    axis behind it belongs to them.
-    """
-    axes = varying_axes(labels)
-    for axis in axes:
-        mine, size = _channels_on(labels, axis, behind=False), sizes[axis]
-        if size not in (-1, int(alive[mine].sum())):
-            yield mine, range(size, size + 1), axis, False
-        last = axis + 1
-        if last < labels.dim() and last not in axes and size > 0 and sizes[last] not in (-1, labels.shape[last]):
-            yield (
-                _channels_on(labels, axis, behind=True),
-                range(size * sizes[last], size * (sizes[last] + 1)),
-                axis,
-                True,
-            )
-
-
-def _channels_on(labels: Tensor, axis: int, *, behind: bool) -> Tensor:
-    """Labels along an axis, repeated for the axis behind it if that belongs to the channels."""
-    vector = channel_vector(labels, axis, labels.shape[axis])
-    return vector.repeat_interleave(labels.shape[axis + 1]) if behind and axis + 1 < labels.dim() else vector
-
-
-def _vectors(results: Sequence[Any], size: int | None) -> Iterator[tuple[int, int, Tensor]]:
-    """Labels along each axis with channels, of this size if it is given, with the number of the result and the axis."""
-    for number, labels in enumerate(results):
-        for axis in varying_axes(labels) if isinstance(labels, Tensor) else ():
-            if size is None or labels.shape[axis] == size:
-                yield number, axis, channel_vector(labels, axis, labels.shape[axis])
 
 
 @cache

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ecc.graph.labels import Labels, first_on, frozen_labels, varies, varying_axes
+from ecc.graph.labels import Labels, first_on, frozen_labels, varies
 from ecc.graph.ops.sums import channel_sum
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
@@ -50,35 +53,33 @@ def along_axis(trace: Tracer, call: Call) -> Labels | list[Labels]:
 def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """Pooling, interpolation, reflection padding: per channel over the last axes."""
     x = call.tensors[0]
-    labels = trace.labels(x)
-    trace.record(call, "pool", 0, [], [])
-    if labels is None:
-        return None
-    trace.freeze_others(call, x)
     digit = re.search(r"([123])d", call.name)
-    first = x.dim() - (int(digit.group(1)) if digit else 2)
-    if any(a >= first for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} pools along the channel axis", unusual=True)
-    call.zero = trace.is_zero(x)
-    for axis in range(first, x.dim()):
-        labels = first_on(labels, axis)
-    return [labels.expand(out.shape) for out in call.outs]
+    pooled = range(x.dim() - (int(digit.group(1)) if digit else 2), x.dim())
+    labels = _pooled(trace, call, x, pooled)
+    return None if labels is None else [labels.expand(out.shape) for out in call.outs]
 
 
 def regions(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """Pooling of regions (`roi_align`): per channel, from an image for each region."""
-    x = call.tensors[0]
+    labels = _pooled(trace, call, call.tensors[0], (0, 2, 3))
+    if labels is None:
+        return None
+    return [labels.expand(call.outs[0].shape), *(frozen_labels(out.shape) for out in call.outs[1:])]
+
+
+def _pooled(trace: Tracer, call: Call, x: Tensor, axes: Sequence[int]) -> Labels:
+    """Labels of the first argument with size 1 on the axes that are pooled; channels there are frozen."""
     labels = trace.labels(x)
     trace.record(call, "pool", 0, [], [])
     if labels is None:
         return None
     trace.freeze_others(call, x)
-    if any(axis != 1 for axis in varying_axes(labels)):
+    if any(varies(labels, axis) for axis in axes):
         labels = trace.freeze(labels, f"{call.here} pools along the channel axis", unusual=True)
     call.zero = trace.is_zero(x)
-    for axis in (0, 2, 3):
+    for axis in axes:
         labels = first_on(labels, axis)
-    return [labels.expand(call.outs[0].shape), *(frozen_labels(out.shape) for out in call.outs[1:])]
+    return labels
 
 
 def _axes(dim: Any, count: int) -> list[int]:

@@ -170,11 +170,6 @@ def selects_by_value(func: OpOverload) -> bool:
     return torch.Tag.dynamic_output_shape in func.tags or func.namespace != "aten" or func is _POSITIONS
 
 
-def is_masking(name: str) -> bool:
-    """Whether an operator selects values by a boolean mask, if it has one."""
-    return name in ("index", "_unsafe_index", "masked_select")
-
-
 def is_moving(line: str) -> bool:
     """Whether an operator, or that of an `operator@file:line`, only moves data."""
     return _RULES.get(line.partition("@")[0]) in MOVING

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ecc.graph.consistency import check_selection
 from ecc.graph.labels import (
     FROZEN,
     PERMUTES,
@@ -51,7 +52,7 @@ def move(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if call.name in ("expand", "expand_as", "broadcast_to"):
         call.out._ecc_repeats = call.tensors[0].shape  # type: ignore[attr-defined]
     if call.name in _SELECTING and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
-        trace.check_selection(call, labels, found)
+        check_selection(trace, call, labels, found)
     return found
 
 
@@ -64,7 +65,7 @@ def roll(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return labels if axes else move(trace, call)
     found: Tensor = call.rerun(compact(labels)).expand(call.out.shape)
     if not trace.is_deferred(call.tensors[0]):
-        trace.check_selection(call, labels, [found])
+        check_selection(trace, call, labels, [found])
     return found
 
 
@@ -449,7 +450,7 @@ def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
         ]
         found = collapse(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
     if not trace.is_deferred(x) and varying_axes(labels):
-        trace.check_selection(call, labels, [found])
+        check_selection(trace, call, labels, [found])
     return found
 
 
@@ -475,7 +476,7 @@ def gather(trace: Tracer, call: Call) -> Labels | list[Labels]:
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and not trace.is_computed(call["index"]):
         found = collapse(call.rerun(labels.contiguous()))
-        trace.check_selection(call, labels, [found])
+        check_selection(trace, call, labels, [found])
         return found
     if varies(labels, axis):
         labels = trace.freeze(labels, f"{call.here} selects channels by a computed index")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ecc.graph.consistency import compare_numbers
 from ecc.graph.labels import Labels, Scale, channel_vector, frozen_labels, varying_axes
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def rms_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.channel_labels.zeroed.append(vector)
     count = WidthPower(vector, 1.0)
     eps = call["eps"]
-    trace.compare_numbers(call, [torch.finfo(x.dtype).eps if eps is None else eps], count)
+    compare_numbers(trace, call, [torch.finfo(x.dtype).eps if eps is None else eps], count)
     if not _scale_attribute(trace, call, eps, count, "eps"):
         return frozen_labels(x.shape)
     if weight is None:
@@ -227,9 +228,6 @@ def _raised(_: Tracer, call: Call, powers: list[WidthPower | None]) -> WidthPowe
         return None
     return replace(known, power=known.power * exponent)
 
-
-ADDS_EPS = frozenset({"add", "clamp_min", "clamp", "rms_norm"})
-"""Operators that add a number to a mean over channels, or limit the mean by it."""
 
 _POWERS: dict[str, Callable[..., WidthPower | None]] = {
     "mul": _product,
