@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -52,6 +53,24 @@ hypothesis.register_random(_TORCH_RANDOM)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=15)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=5_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin the share of each worker with files that have slow tests, so that none of these is left for the end."""
+    count = getattr(config, "workerinput", {}).get("workercount", 1)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    slow = {path for path, found in files.items() if any(item.get_closest_marker("slow") for item in found)}
+    shares: list[list[pytest.Item]] = [[] for _ in range(count)]
+    for number, path in enumerate(path for path in files if path in slow):
+        shares[number % count] += files[path]
+    quick = [item for path, found in files.items() if path not in slow for item in found]
+    for number, share in enumerate(shares):
+        size = (len(items) + number) // count  # as xdist shares them out
+        share += [quick.pop(0) for _ in range(min(len(quick), size - len(share)))]
+    items[:] = [item for share in shares for item in share] + quick
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -127,7 +127,14 @@ def test_crops_are_shifted_and_flipped_images(training: ModuleType) -> None:
     assert not torch.equal(training.augmentation(50, 3, 1), training.augmentation(50, 3, 2))
 
 
-@pytest.mark.parametrize("method", ["dense", "ecc", "ecc_early_floor", "uniform", "greedy_taylor"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ecc",
+        "uniform",
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dense", "ecc_early_floor", "greedy_taylor")),
+    ],
+)
 def test_a_cell_uses_all_batches_and_meets_the_share(methods: ModuleType, training: ModuleType, method: str) -> None:
     torch.manual_seed(0)
     images, labels = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (64,))

@@ -11,11 +11,7 @@ import pytest
 from ecc.energy.families import FittedModel, bilinear
 from ecc.energy.quality import (
     OUTLIER_SAMPLES,
-    FitQuality,
-    OutlierWidth,
     cross_validate,
-    describe_learning_curve,
-    describe_outlier_widths,
     find_outlier_widths,
     learning_curve,
     measurement_noise,
@@ -154,16 +150,6 @@ def test_small_excess_savings_and_few_samples_are_no_outliers() -> None:
         assert len(find_outlier_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few)) == found
 
 
-def test_outlier_widths_are_described() -> None:
-    assert describe_outlier_widths(FitQuality()) == ""
-    outliers = tuple(OutlierWidth(f"g{number}", 12, 14, 0.148) for number in range(5))
-    text = describe_outlier_widths(FitQuality(outlier_widths=outliers[:1]))
-    assert "14.8% with 12 channels in g0 (14 networks). Profile with" in text
-    text = describe_outlier_widths(FitQuality(outlier_widths=outliers))
-    assert "in g2 (14 networks), and 2 more widths." in text
-    assert "g3" not in text
-
-
 # ---------------------------------------------------------------- learning curves
 
 
@@ -181,27 +167,3 @@ def test_learning_curve_fits_only_samples_that_are_not_held_out() -> None:
     assert fitted[1] != fitted[3]  # another fifth is held out
     held = {float(value) for value in 1 + np.random.default_rng(0).permutation(50)[:10]}
     assert not held & fitted[1]
-
-
-@pytest.mark.parametrize(
-    ("errors", "noise", "text"),
-    [
-        ((0.1, 0.05), None, ""),
-        ((0.2, 0.1, 0.07, 0.05), 0.01, "would help: the error still falls (10.0% with 20 samples, 5.0% with 40)."),
-        (
-            (0.05, 0.05, 0.049),
-            0.01,
-            "will hardly help: the error no longer falls (5.0% with 15 samples, 4.9% with 30).",
-        ),
-        (
-            (0.1, 0.05, 0.024),
-            0.02,
-            "will not help: the error (10.0% with 15 samples, 2.4% with 30) is at the measurement",
-        ),
-    ],
-)
-def test_learning_curve_is_described(errors: tuple[float, ...], noise: float | None, text: str) -> None:
-    curve = tuple(zip((15, 20, 30, 40), errors, strict=False))
-    found = describe_learning_curve(FitQuality(learning_curve=curve, noise=noise))
-    assert found.removeprefix("More samples ").startswith(text)
-    assert bool(found) == bool(text)

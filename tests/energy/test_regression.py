@@ -88,15 +88,6 @@ def test_strength_of_the_prior_does_not_grow_with_the_samples() -> None:
     assert twice == pytest.approx(middle, rel=1e-6)
 
 
-@given(SEEDS)
-def test_units_do_not_matter(seed: int) -> None:
-    features, _, values = problem(seed)
-    values = values * np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(values)))
-    units = 10.0 ** np.arange(5)
-    scaled = fit_coefficients(features / units, 1e3 * values)
-    assert scaled == pytest.approx(1e3 * units * fit_coefficients(features, values), rel=1e-6, abs=1e-12)
-
-
 def test_interior_point_method_is_used_when_the_active_set_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
     features, _, values = problem(2)
 

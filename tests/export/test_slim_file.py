@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import ecc
 from ecc.errors import BadFile
-from ecc.export.slim_file import load_slim, on_cpu, save_slim, weights_file
+from ecc.export.slim_file import load_slim, on_cpu, save_slim
 from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 from ecc.training import save_state
 from ecc.zoo import digits, resnet20
@@ -144,28 +144,3 @@ def test_another_network_is_refused_in_one_line(model: nn.Module, message: str, 
         load_slim(model, tmp_path / "run")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_files_without_weights_are_refused(tmp_path: Path) -> None:
-    net = SmallNet()
-    with pytest.raises(BadFile, match=r"has no slim\.safetensors; give the folder of a finished run"):
-        load_slim(net, tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(BadFile, match="is an unfinished run"):
-        load_slim(net, tmp_path)
-    save_state(tmp_path / "slim.safetensors", {**net.state_dict(), "conv1.weight": torch.empty(0, 3, 3, 3)})
-    with pytest.raises(BadFile, match=r"conv1.weight is float32 \[0, 3, 3, 3\]"):
-        load_slim(net, tmp_path)
-    save_state(tmp_path / "slim.safetensors", {"step": 3})
-    with pytest.raises(BadFile, match="holds no weights"):
-        load_slim(net, tmp_path)
-    (tmp_path / "slim.safetensors").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(BadFile, match="safetensors"):
-        load_slim(net, tmp_path)
-    with pytest.raises(BadFile, match="cannot read"):
-        load_slim(net, tmp_path / "none.safetensors")
-    with pytest.raises(BadFile, match="cannot write"):
-        save_slim(net, tmp_path / "no folder" / "mine.safetensors")
-    (tmp_path / "sparse").mkdir()
-    save_state(tmp_path / "sparse" / "sparse.safetensors", net.state_dict())
-    assert weights_file(tmp_path / "sparse").name == "sparse.safetensors"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ecc.errors import EccError
+from ecc.integrations.mlflow import MlflowLogger
 from ecc.integrations.trackers import Tracker, parse_tracker
+from ecc.integrations.wandb import WandbLogger
 
 
 def test_names_and_places() -> None:
@@ -49,6 +51,43 @@ def test_an_error_of_a_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "wandb", package)
     with pytest.raises(EccError, match=r"^wandb did not start: no API key for mine\. Run `wandb login`"):
         Tracker("wandb:mine").log({"loss": 1.0}, 1)
+
+
+class Told:
+    """Notes the calls of a run of Weights & Biases or a client of MLflow."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.calls.append((name, *args, *named.items()))
+
+
+def test_wandb_gets_steps_beside_the_numbers() -> None:
+    run = Told()
+    logger = WandbLogger(run)
+    logger.log({"solve/loss": 0.5}, 64)
+    logger.log({"solve/loss": 0.7}, 32)  # told anew after a resume
+    logger.close()
+    assert run.calls == [
+        ("define_metric", "batches", ("hidden", True)),
+        ("define_metric", "*", ("step_metric", "batches")),
+        ("log", {"solve/loss": 0.5, "batches": 64}),
+        ("log", {"solve/loss": 0.7, "batches": 32}),
+        ("finish",),
+    ]
+
+
+def test_mlflow_gets_names_that_are_allowed() -> None:
+    client = Told()
+    logger = MlflowLogger(client, "abc")
+    logger.log({"solve/loss": 0.5, "widths/conv1[0]+conv2": 3}, 64)
+    logger.close()
+    assert client.calls == [
+        ("log_metric", "abc", "solve/loss", 0.5, ("step", 64)),
+        ("log_metric", "abc", "widths/conv1_0__conv2", 3.0, ("step", 64)),
+        ("set_terminated", "abc"),
+    ]
 
 
 def test_the_real_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

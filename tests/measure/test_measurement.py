@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ecc.errors import BadFile, BadMeasurement
+from ecc.errors import BadMeasurement
 from ecc.measure import (
     Declared,
     DeviceState,
@@ -54,14 +54,6 @@ def measurement(*windows: Window, relative_ci: float | None = 0.01) -> Measureme
 
 
 # --- meters ------------------------------------------------------------------------------------------
-
-
-def test_a_description_with_a_wrong_provenance_or_control_characters_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"provenance of meter 'x' is 'measured'; give Measured\(\)"):
-        MeterInfo(name="x", device="y", provenance="measured", scope="board")  # type: ignore[arg-type]
-    damaged = b'{"name": "x", "device": "\\u001b[2J", "scope": "s", "provenance": {"kind": "measured"}}'
-    with pytest.raises(BadFile, match="control characters"):
-        from_json(damaged, MeterInfo, "f")
 
 
 # --- power integrator --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -31,7 +30,7 @@ from ecc.measure import (
     profile,
     sample_widths,
 )
-from ecc.measure.profile import HEADER_START, header_conflict, header_line, parse_profile, sample_line
+from ecc.measure.profile import header_conflict, header_line, parse_profile, sample_line
 from ecc.measure.profile_writer import open_profile
 from measure.profile_cases import EXAMPLE, FakeCosts, SmallNet, header, profile_of, reference, sample, small_graph
 
@@ -185,17 +184,6 @@ def test_a_profile_survives_its_file(tmp_path: Path, name: str) -> None:
         assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
 
 
-def test_pandas_reads_a_profile_as_documented(path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    profile_of(*SAMPLES).save(path)
-    assert path.read_bytes().startswith(HEADER_START)
-    frame = pandas.read_json(str(path), lines=True).dropna(subset="index")
-    assert frame.joules.tolist() == pytest.approx([0.5, 0.7])
-    assert frame["index"].tolist() == [1, 0]
-    assert frame.widths.tolist() == [[4, 3], [16, 12]]
-    assert pandas.read_json(str(path), lines=True).header[0]["groups"] == ["first", "second"]
-
-
 def test_an_incomplete_last_line_is_ignored(path: Path) -> None:
     profile_of(*SAMPLES).save(path)
     data = path.read_bytes()
@@ -263,27 +251,6 @@ def test_fields_of_later_versions_are_ignored() -> None:
     assert parse_profile(json.dumps(data).encode() + b"\n", "file").header == MEASURED
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"plain", "not a complete gzip file"),
-        (gzip.compress(b"a\n" * 1000)[:-12], "not a complete gzip file"),
-        (gzip.compress(b"\xff\xfe\n"), "is not a profile"),
-        (gzip.compress(b""), "is empty"),
-        (gzip.compress(b" " * (26 << 20)) * 10, "unpacks to more than 256 MiB"),
-        (gzip.compress(b"[" * (9 << 20) + b"\n"), "line is longer than 8 MiB"),
-    ],
-    ids=["plain", "cut", "binary", "empty", "bomb", "long line"],
-)
-def test_files_that_are_not_profiles_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
-    path = tmp_path / "x.gz"
-    with pytest.raises(BadFile, match=r"cannot read .*: No such file"):
-        Profile.load(path)
-    path.write_bytes(data)
-    with pytest.raises(BadFile, match=message):
-        Profile.load(path)
-
-
 # --- appending ---------------------------------------------------------------------------------------
 
 
@@ -315,23 +282,6 @@ def test_an_incomplete_line_is_removed_before_appending(path: Path) -> None:
             for number in range(len(writer.samples), 2):
                 writer.append(sample(number))
         assert path.read_bytes() == data
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"my thesis, without a backup", "exists and is not a profile"),
-        (b'{"header": 1', "exists and is not a profile"),
-        (b"\n", "exists and is not a profile"),
-        (header_line(header()) + GOOD + b'{}\n{"index": 1, "wid', r"a\.profile:3"),
-        (header_line(header()) + b"\xff\xfe\n", r"a\.profile:2"),
-    ],
-)
-def test_a_file_that_is_not_a_valid_profile_is_not_changed(path: Path, data: bytes, message: str) -> None:
-    path.write_bytes(data)
-    with pytest.raises(BadFile, match=message), open_profile(path):
-        pass
-    assert path.read_bytes() == data
 
 
 def test_files_that_cannot_be_written_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,20 +158,6 @@ def test_a_profile_stops_early_and_stays_stopped(path: Path) -> None:
     assert (path.read_bytes(), source.calls) == (before, calls)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 0}, "samples is 0"),
-        ({"samples": 193}, "has only 192 different widths"),
-        ({"target_error": 2.0}, r"target error 2\.0 is not between 0 and 1"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(EccError, match=message):
-        computed(path, **options)
-    assert not path.exists()
-
-
 # --- resuming ----------------------------------------------------------------------------------------
 
 

@@ -79,23 +79,6 @@ def test_a_spec_opens_its_meter_with_its_argument(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("command:", "no program given"),
-        ("apple:nonsense", "apple:nonsense is unknown"),
-        ("rapl:nonsense", "rapl:nonsense is unknown"),
-        ("replay:", "replay: no file given"),
-        ("wattmeter", "meter 'wattmeter' is unknown; give one of auto, nvml, .*cputime"),
-        ("Platforms:tx2", r"'Platforms:tx2' is unknown \(did you mean 'platform'\?\)"),
-        ("nowhere.py:MyMeter", r"the file nowhere\.py does not exist"),
-    ],
-)
-def test_a_wrong_spec_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(NoMeter, match=message):
-        find_meter(spec)
-
-
-@pytest.mark.parametrize(
     ("reading", "message"),
     [
         (lambda: float("nan"), "returned nan; it must return cumulative joules"),

@@ -310,20 +310,6 @@ def test_what_a_runtime_does_not_have_is_refused(settings: Any, message: str) ->
         run(Small(), IMAGE, **settings)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("onxruntime", "did you mean 'onnxruntime'"),
-        ("graph", "did you mean .cuda-graph."),
-        ("eager:x", "eager has no argument"),
-        ("openvino:", "choose one of auto, eager"),
-    ],
-)
-def test_the_name_of_a_runner_is_checked_at_once(spec: str, message: str) -> None:
-    with pytest.raises(EccError, match=message):
-        MeasureSettings(runner=spec)
-
-
 @pytest.mark.parametrize("runner", ["onnxruntime", "openvino"])
 def test_a_missing_runtime_says_what_to_install(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, runner, None)

@@ -317,7 +317,7 @@ def sum_of_squares(net: nn.Module) -> float:
     return -float(sum(parameter.detach().square().sum() for parameter in net.parameters()))
 
 
-@pytest.mark.parametrize("method", ["ecc", "uniform", "eap"])
+@pytest.mark.parametrize("method", ["ecc", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("uniform", "eap"))])
 def test_a_network_with_masked_channels_ends_at_multiples(method: str, tmp_path: Path) -> None:
     task, graph = wide_task(evaluate_held_out=sum_of_squares), wide_job().graph
     mask_channels_(task.model, graph, {"conv1": torch.arange(5), "conv2": torch.arange(11, 20)})  # 91 and 55 are live

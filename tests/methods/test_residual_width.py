@@ -94,6 +94,7 @@ def test_a_budget_below_that_of_heads_and_hidden_widths_is_met(tmp_path: Path) -
     assert torch.equal(again.model.eval()(x), loaded(x))
 
 
+@pytest.mark.thorough
 def test_the_residual_width_can_be_kept(tmp_path: Path) -> None:
     done = compress(tmp_path / "run", "macs=50%", freeze=["patches"])
     assert done.met
@@ -131,7 +132,7 @@ def test_the_onnx_file_has_the_layer_norms(tmp_path: Path) -> None:
     assert kinds.count("LayerNormalization") == 5
 
 
-@pytest.mark.parametrize("method", ["uniform", "greedy"])
+@pytest.mark.parametrize("method", ["uniform", pytest.param("greedy", marks=pytest.mark.thorough)])
 def test_baselines_prune_it_too(method: str, tmp_path: Path) -> None:
     done = compress(tmp_path / "run", "macs=25%", method=method)
     assert done.met

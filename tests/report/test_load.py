@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -18,7 +17,7 @@ from scipy.stats import ttest_rel
 from ecc.errors import BadFile
 from ecc.records import read_record, to_json, write_record
 from ecc.report.history import MAX_HEATMAP_CELLS, MAX_POINTS, Follower, History, PhaseSpan, Thinning, thinned
-from ecc.report.load import load_grid, load_report, p_value, short_budget
+from ecc.report.load import load_grid, load_report, p_value
 from ecc.report.records import MeanStd, Run
 from ecc.run_records import CostCheck, GridRunInfo, RunSummary, SolverLine, TrainLine
 from report.folders import GRID_SCORES, energy_model, write_grid, write_run
@@ -72,52 +71,6 @@ def test_unstructured_pruning_has_weights_in_place_of_channels(tmp_path: Path) -
     assert run.layers[1].result == pytest.approx(64 * 2e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("summary.json", '{"budgets": 3}'),
-        ("history.jsonl", "nonsense\n{}\n"),
-        ("history.jsonl", '{"phase": "prune", "step": 1, "loss": 1e200, "lr": 1, "total": 2}\n'),
-        ("config.json", '{"config": {"verb": "dense", "task": "a", "budgets": [], "limits": [], "settings": {}}}'),
-        ("environment.json", '{"sessions": 3}'),
-        ("energy.json", "{}"),
-    ],
-)
-def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, data: str) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / name).write_text(data)
-    with pytest.raises(BadFile, match=name.replace(".", r"\.")) as error:
-        load_report(folder)
-    assert "\n" not in str(error.value)
-
-
-def test_numbers_that_cannot_be_drawn_and_missing_environments(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / "environment.json").unlink()
-    assert load_report(folder).environments == []
-    file = folder / "energy.json"
-    model = json.loads(file.read_text())
-    for value, message in ((-1.0, "a held-out cost is not positive"), (1e200, "out of range")):
-        model["quality"]["held_out"][0][0] = value
-        file.write_text(json.dumps(model))
-        with pytest.raises(BadFile, match=rf"energy\.json is damaged .*{message}"):
-            load_report(folder)
-
-
-def test_other_folders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "empty").mkdir()
-    for name in ("missing", "file", "empty"):
-        with pytest.raises(BadFile, match="Give the folder of `ecc compress` or `ecc compare`"):
-            load_report(tmp_path / name)
-
-
-def test_budgets_are_shortened() -> None:
-    assert short_budget("energy 50% of dense") == "50%"
-    assert short_budget("macs 33.3% of dense") == "macs 33.3%"
-    assert short_budget("energy 0.024 J per item") == "energy 0.024 J per item"
-
-
 # ---------------------------------------------------------------- grids
 
 
@@ -152,30 +105,6 @@ def test_a_test_of_one_seed_or_without_differences_has_no_p_value() -> None:
     assert p_value({0: 0.9}, {0: 0.8}) is None
     assert p_value({0: 0.9, 1: 0.8}, {0: 0.9, 1: 0.8}) is None
     assert p_value({0: 0.9, 1: 0.8}, {2: 0.9}) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("cell.json", {"peak_bytes": "many"}),
-        ("summary.json", {"scores": {"finetuned": "good"}}),
-        ("summary.json", {"budgets": {}}),
-    ],
-)
-def test_damaged_files_of_a_grid_are_named(tmp_path: Path, name: str, change: dict[str, object]) -> None:
-    file = write_grid(tmp_path / "runs") / "seed-0" / "ecc-65" / name
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    for read in (load_grid, load_report):
-        with pytest.raises(BadFile, match=rf"ecc-65/{name}"):
-            read(tmp_path / "runs")
-
-
-def test_a_folder_without_a_grid_or_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="holds no grid"):
-        load_grid(tmp_path)
-    (tmp_path / "grid.json").write_text("{}")
-    with pytest.raises(BadFile, match="without any run"):
-        load_report(tmp_path)
 
 
 # ---------------------------------------------------------------- histories

@@ -13,7 +13,7 @@ import pytest
 from ecc.errors import BadFile
 from ecc.records import to_builtins, write_record
 from ecc.report.load import load_report
-from ecc.report.page import embedded, page_content, render_page, style
+from ecc.report.page import embedded, page_content, render_page
 from ecc.run_records import DenseAndResult
 from report.folders import HOSTILE, full_widths, make_summary, write_front, write_grid, write_run
 
@@ -29,12 +29,6 @@ def test_embedded_json_cannot_close_its_element() -> None:
     safe = embedded({HOSTILE: [HOSTILE]})
     assert not set("<>&\u2028\u2029") & set(safe)
     assert json.loads(safe) == {HOSTILE: [HOSTILE]}
-
-
-def test_the_style_has_light_and_dark_colours_and_no_address() -> None:
-    assert style().count("--ecc:") == 3  # light, dark by the system, dark by the button
-    assert "@media print" in style()
-    assert not re.search(r"url\(|http", style())
 
 
 @pytest.mark.slow

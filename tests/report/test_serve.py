@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile, EccError
-from ecc.report.serve import LiveServer, serve
+from ecc.report.serve import LiveServer
 from report.folders import HOSTILE, write_run
 
 
@@ -97,23 +97,3 @@ def test_errors_are_reported_before_the_server_starts(tmp_path: Path, folder: Pa
             LiveServer(folder, taken.getsockname()[1])
     with pytest.raises(EccError, match="cannot serve on port 70000"):
         LiveServer(folder, 70000)
-
-
-def test_ctrl_c_ends_it_cleanly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = LiveServer(folder)
-
-    def interrupted(**options: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(server, "serve_forever", interrupted)
-    serve(server)
-    assert server.socket.fileno() == -1
-
-
-def test_a_closed_connection_is_not_an_error(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    for error, shown in ((ConnectionResetError(), False), (ValueError("a bug"), True)):
-        try:
-            raise error
-        except Exception:  # noqa: BLE001 - where the server calls it
-            server.handle_error(None, ("127.0.0.1", 1))
-        assert ("Traceback" in capsys.readouterr().err) == shown

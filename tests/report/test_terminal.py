@@ -221,14 +221,6 @@ def test_doctor_reports_the_state_of_a_meter(changes: dict[str, Any], part: str)
     assert part in words(doctor_table(doctor(**changes)))
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("report", [NO_METER, doctor(self_test=self_test(0.1))])
-def test_doctor_fits_the_terminal_and_loses_no_word(report: DoctorReport, width: int) -> None:
-    text = shown(doctor_table(report), width)
-    assert all(len(line.rstrip()) <= width for line in text.splitlines())
-    assert sorted(text.split()) == sorted(words(doctor_table(report)).split())
-
-
 # ---------------------------------------------------------------- ecc profile
 
 

@@ -64,8 +64,11 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return tensor.transpose(0, 1) if len(shape) > 1 and draw(st.booleans()) else tensor
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800")
-keys = st.text(max_size=5) | st.integers() | st.none() | st.floats(allow_nan=False) | st.just("__metadata__")
+text = st.text(
+    st.sampled_from('ab/._-\\"\0\n \xe9\u2028\U0001f600'), max_size=5
+)  # all of Unicode takes seconds to list
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | text | st.just("\ud800")
+keys = text | st.integers() | st.none() | st.floats(allow_nan=False) | st.just("__metadata__")
 states = st.recursive(
     scalars | tensors(),
     lambda inner: (
@@ -134,23 +137,6 @@ def test_damage_anywhere_is_detected(path: Path) -> None:
         with pytest.raises(BadFile) as caught:
             load_state(path)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"\x80\x04\x95 not a pickle, which is never opened", "damaged or not a file of ECC"),
-        (struct.pack("<Q", 1 << 40), "its header is longer than 8 MiB"),
-        (b"", "is cut off, damaged or not a safetensors file"),
-        (safetensors.torch.save({"x": torch.ones(3)}), "is not a file of the format 'ecc state 2'"),
-        (None, "cannot read .*: No such file"),
-    ],
-)
-def test_other_files_are_refused(path: Path, data: bytes | None, message: str) -> None:
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(BadFile, match=message):
-        load_state(path)
 
 
 @pytest.mark.parametrize("failing", ["fsync", "save_file"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from ecc.errors import BadFile, BadTask
 from ecc.training import save_state
 from ecc.zoo.data import find_data
 from ecc.zoo.data.images import VOID
-from ecc.zoo.data.sets import ImageData, Packed
+from ecc.zoo.data.sets import Packed
 from ecc.zoo.image_task import (
     NETWORKS,
     PixelLoss,
@@ -250,34 +248,6 @@ def test_outputs_of_a_transposed_convolution_are_on_its_second_axis(tmp_path: Pa
     assert torch.equal(found, state["decoder.output_conv.weight"][:, :19])
 
 
-def header(entries: object, data: bytes = b"") -> bytes:
-    text = json.dumps(entries).encode()
-    return struct.pack("<Q", len(text)) + text + data
-
-
-def entry(**changes: object) -> bytes:
-    return header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}}, b"x" * 16)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (None, "cannot read"),
-        (b"", "is truncated, too large, or not a safetensors file"),
-        (struct.pack("<Q", 2**62) + b"{}", "not a safetensors file"),
-        (entry()[:-11], "is damaged"),
-        (entry(shape=[-1, -4]), "is damaged"),
-    ],
-)
-def test_files_that_are_no_weights_are_refused(data: bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(BadFile, match=message) as caught:
-        read_weights(path)
-    assert "\n" not in str(caught.value)
-
-
 def test_weights_of_another_network_are_refused_by_the_first_difference(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     state = publish(path)
@@ -290,11 +260,3 @@ def test_weights_of_another_network_are_refused_by_the_first_difference(tmp_path
         save_file(changed, path)
         with pytest.raises(BadFile, match=message):
             load_weights_(resnet20(), path, head=HEAD)
-
-
-def test_an_empty_split_is_refused() -> None:
-    full = split_of([0, 1])
-    empty = Packed(full.images[:0], full.labels[:0])
-    with pytest.raises(BadTask, match="data set 'x' has no held_out items"):
-        ImageData("x", ("a", "b"), full, empty, full)
-    assert ImageData("x", ("a", "b"), full, full, full).has_pixels

@@ -128,11 +128,3 @@ def test_wrong_recipes_are_refused_by_file_and_key(text: str, message: str, tmp_
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_files_and_bytes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="cannot read"):
-        read_recipe(tmp_path / "nothing.toml")
-    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadFile, match="is not valid TOML"):
-        read_recipe(tmp_path / "bytes.toml")

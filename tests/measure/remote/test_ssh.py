@@ -50,14 +50,6 @@ def test_doctor_shows_the_meters_of_the_board(board: str) -> None:
     assert found["meters"][0]["counter"]["moves"] in (True, False)
 
 
-def test_a_platform_on_the_board_gives_the_file_of_this_machine(board: str, tmp_path: Path) -> None:
-    words = ("--meter", "platform:jetson-tx2", "--samples", 8, "-q")
-    done = ecc("profile", "digits", *words, "--target", board, "-o", tmp_path / "remote.profile")
-    assert done.exit_code == 0, done.stderr
-    assert ecc("profile", "digits", *words, "-o", tmp_path / "local.profile").exit_code == 0
-    assert (tmp_path / "remote.profile").read_bytes() == (tmp_path / "local.profile").read_bytes()
-
-
 def test_two_boards_share_a_profile(board: str, tmp_path: Path) -> None:
     out = tmp_path / "merged.profile"
     words = ("profile", "digits", "--meter", "platform:jetson-tx2", "--samples", 8, "-q", "-o", out)
