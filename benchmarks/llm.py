@@ -1,12 +1,18 @@
 """Evidence for language models: perplexity of SmolLM2-135M against measured joules per token.
 
-    python3 benchmarks/llm.py --weights vendor/smollm2 --text vendor/wikitext2 --out llm.json --minutes 7.5
+    python3 benchmarks/llm.py --weights vendor/smollm2 --text vendor/wikitext2 --out results/llm.json --seconds 450
+    python3 benchmarks/llm.py --weights vendor/smollm2 --text vendor/wikitext2 --out results/llm.json --list
 
 Calibrates and heals on WikiText-2 valid, chooses on its last tenth, and reports perplexity on test. Every method gets the
 same calibration batches, the same budget on the same meter (closed loop, 98 to 100 %), and the same batches for healing.
-The seed draws the sequences for calibration and the order of those for healing. The most important cells come first, and
-the result is written after every one; cells of the `--earlier` file, or of `--out`, are kept, so the same command
-continues. Budgets are shares of the dense energy that the same call has measured.
+The seed draws the sequences for calibration and the order of those for healing. Budgets are shares of the dense energy
+that the same call has measured. What blocks save is measured in the first call only, and scaled by the dense energy later.
+
+Cells, deadline and the record are those of `cells.py`; the most important cells come first. If there is no time to heal a
+network, its cell is marked `is_partial` and is run again in the next call. Recorded on an H200: 25 s until the model is
+ready, 42 s for what blocks save (first call), then 69 s for ECC, 23 to 45 s for a baseline, of which healing takes 20 s.
+One call of 450 s has 9 cells: ECC and all baselines at 80 % of the decode energy, then ECC at 90 and 70 %. All 90 cells
+(`--list`) need about 3,400 s.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import machine, write_record
+from cells import Cells, Deadline, Key, add_options, print_cells, run_in_turn
 from smollm2 import load_model, load_tokenizer
 from torch import Tensor, nn
 
@@ -59,6 +65,12 @@ BAND = (0.98, 1.0)
 MLP_SHARES = (1.0, 0.75, 0.5, 0.25)
 """Widths of all MLPs at which the cost is measured, as fractions."""
 BASELINES = ("flap", "wanda_sp", "llm_pruner", "2ssp", "shortgpt", "uniform")
+HEALING = 22.0
+"""Seconds of healing and its evaluation on an H200."""
+SECONDS = {"one_shot": 69.0, "flap": 45.0, "shortgpt": 23.0}
+"""Of a cell on an H200; 41 for other methods."""
+FREE = ("weights", "text", "out", "graph", "earlier", "seconds", "only", "again", "list", "main", "shares", "seeds")
+"""Options that a single cell does not depend on."""
 
 
 # ---------------------------------------------------------------- cost
@@ -159,12 +171,22 @@ class Bench:
         found = self.profilers[name][int(careful)].sample(None, 0, 0, {**self.graph.full_widths, **widths})
         return found.joules, found.seconds, found.relative_ci
 
-    def fit(self, name: str) -> BlockCost:
-        """The cost of a workload, from networks in which all blocks are changed alike."""
+    def fit(self, name: str, earlier: Mapping[str, Any] | None = None) -> BlockCost:
+        """The cost of a workload, from networks in which all blocks are changed alike.
+
+        Args:
+            name: Of the workload.
+            earlier: What an earlier call found: joules of a token, and what blocks save, which is scaled.
+        """
         full = self.graph.full_widths
         by_kind = {kind: [one for one in full if kind_of(one) == kind] for kind in ("attention", "mlp")}
         dense = self.measure(name, {}, careful=True)[0]
         savings = {}
+        if earlier is not None:
+            scale = dense / (earlier["joules_per_token"] * self.workloads[name].tokens)
+            for kind, points in earlier["savings"].items():
+                savings[kind] = (tuple(width for width, _ in points), tuple(scale * saved for _, saved in points))
+            by_kind = {}
         for kind, names in by_kind.items():
             width = full[names[0]]
             points = {width: 0.0}
@@ -214,9 +236,11 @@ class Setup:
         return BatchStream(task, device=self.device, seed=seed)
 
 
-def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: int, *, heals: bool) -> dict[str, Any]:
-    """Prune with one method to one budget, measure and evaluate; then heal, if wanted, and evaluate again."""
+def run_cell(setup: Setup, key: Key, deadline: Deadline) -> dict[str, Any]:
+    """Prune with one method to one budget, measure and evaluate; then heal, if there is time, and evaluate again."""
+    gc.collect()  # the last cell kept gigabytes of activations
     started = time.monotonic()
+    method_name, resource, share, seed = (key[name] for name in ("method", "resource", "share", "seed"))
     model = copy.deepcopy(setup.model)
     cost = setup.costs[resource]
     limit = share * cost.dense_profiled
@@ -247,15 +271,13 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
     last = controller.checks[-1]
     small = build_slim(model, setup.graph)
     found: dict[str, Any] = {
-        "method": method_name,
-        "resource": resource,
-        "share": share,
-        "seed": seed,
         "met": controller.is_met,
         "note": controller.note,
         "of_budget": last.measured[resource] / limit,
         "cost_checks": len(controller.checks),
+        "joules": last.measured[resource],
         "relative_ci": last.relative_ci,
+        "batches": BATCHES,
         "refit": refit if (refit := getattr(method, "refit", None)) is None else asdict(refit),
         "perplexity": perplexity(small, setup.test, setup.device),
         "parameters": sum(one.numel() for one in small.parameters()),
@@ -270,11 +292,12 @@ def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: 
         found[f"{name}_joules_per_token"] = joules / workload.tokens
         found[f"{name}_of_dense"] = joules / setup.costs[name].dense_profiled
     found["seconds_pruning"] = time.monotonic() - started
-    if heals and setup.heal_steps:
+    if setup.heal_steps and deadline.left < HEALING:
+        found["is_partial"] = True
+    elif setup.heal_steps:
         heal(small, setup, seed)
         found["healed_perplexity"] = perplexity(small, setup.test, setup.device)
-        found["heal_steps"] = setup.heal_steps
-    found["seconds"] = time.monotonic() - started
+        found |= {"heal_steps": setup.heal_steps, "batches": BATCHES + setup.heal_steps}
     return found
 
 
@@ -315,9 +338,10 @@ def perplexity(model: nn.Module, evaluate: LogLikelihood, device: torch.device) 
 # ---------------------------------------------------------------- the comparison
 
 
-def cells(main: float, shares: Sequence[float], seeds: Sequence[int]) -> list[tuple[str, str, float, int]]:
-    """(method, resource, share, seed), the most important ones first."""
-    first = [("one_shot", "decode", main, 0)]
+def keys_of(options: argparse.Namespace) -> list[Key]:
+    """Cells, the most important ones first."""
+    main, shares, seeds = options.main, options.shares, options.seeds
+    first: list[tuple[str, str, float, int]] = [("one_shot", "decode", main, 0)]
     first += [(name, "decode", main, 0) for name in BASELINES]
     first += [("one_shot", "decode", share, 0) for share in shares]
     first += [("one_shot", "prefill", main, 0)]
@@ -326,7 +350,9 @@ def cells(main: float, shares: Sequence[float], seeds: Sequence[int]) -> list[tu
     first += [(name, "decode", share, 0) for share in shares for name in BASELINES]
     first += [(name, "decode", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
     first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
-    return list(dict.fromkeys(first))
+    first += [(name, "prefill", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
+    names = ("method", "resource", "share", "seed")
+    return [dict(zip(names, one, strict=True)) for one in dict.fromkeys(first)]
 
 
 def prepare(options: argparse.Namespace) -> Setup:
@@ -375,9 +401,9 @@ def prepare(options: argparse.Namespace) -> Setup:
     )
 
 
-def fit_costs(setup: Setup, resource: str) -> dict[str, Any]:
+def fit_costs(setup: Setup, resource: str, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     """Measure the networks that the cost of a workload is fitted to; the dense results."""
-    bench, cost = setup.bench, setup.bench.fit(resource)
+    bench, cost = setup.bench, setup.bench.fit(resource, earlier)
     setup.costs[resource] = cost
     workload = bench.workloads[resource]
     return {
@@ -397,10 +423,8 @@ def parse() -> argparse.Namespace:
         "--weights", type=Path, required=True, help="Folder of benchmarks/smollm2.py, or of save_pretrained."
     )
     parser.add_argument("--text", type=Path, required=True, help="Folder with valid.txt and test.txt.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--earlier", type=Path, help="Result to continue; by default what --out contains.")
+    add_options(parser, seconds=450.0)
     parser.add_argument("--graph", type=Path, help="Channel graph; traced and saved with the weights if missing.")
-    parser.add_argument("--minutes", type=float, default=7.5, help="No cell starts that would not fit.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--length", type=int, default=1024, help="Tokens per sequence of the text.")
@@ -412,33 +436,32 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefill-batch", type=int, default=8)
     parser.add_argument("--cache", type=int, default=1024, help="Tokens in the cache, and of a prompt.")
     parser.add_argument("--heal-steps", type=int, default=150)
-    parser.add_argument("--heal-all", action="store_true", help="Heal baselines at every share, not only the first.")
     parser.add_argument("--heal-lr", type=float, default=3e-4)
     parser.add_argument("--kd-weight", type=float, default=0.5)
     parser.add_argument("--main", type=float, default=0.8, help="Share of the dense energy that comes first.")
-    parser.add_argument("--shares", default="0.9,0.7,0.6,0.5")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--methods", default="", help="Only these methods, separated by commas.")
-    parser.add_argument("--resources", default="decode,prefill")
+    parser.add_argument(
+        "--shares", type=lambda text: [float(one) for one in text.split(",") if one], default=[0.9, 0.7, 0.6, 0.5]
+    )
+    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",") if one], default=[0, 1, 2])
     return parser.parse_args()
 
 
 def main() -> None:
     """Run cells until the time is over."""
-    options, started = parse(), time.monotonic()
+    options = parse()
+    deadline, keys = Deadline.after(options.seconds), keys_of(options)
+    settings = {key: value for key, value in vars(options).items() if key not in FREE}
+    header: dict[str, Any] = {"what": "perplexity against measured joules per token", "settings": settings}
+    cells = Cells(options.out, header, options.earlier, options.again, options.only)
+    if options.list:
+        print_cells(cells, keys)
+        return
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")  # statistics and refits; the score and the measurements are bfloat16
-
-    def tell(text: str) -> None:
-        print(f"{time.monotonic() - started:5.0f} s", text, flush=True)
-
-    source = options.earlier or options.out
-    earlier = json.loads(source.read_text())["cells"] if source.is_file() else []
     setup = prepare(options)
-    tell("model, text and meter")
-    paths = ("weights", "text", "out", "graph", "earlier")
-    settings = {key: value for key, value in vars(options).items() if key not in paths}
     info = setup.bench.meter.describe()
+    header |= {"device": info.device, "meter": info.name, "label": info.label}
+    earlier = dense_of([options.out, *options.earlier], cells.header)
     dense: dict[str, Any] = {
         "perplexity": perplexity(setup.model, setup.test, setup.device),
         "parameters": sum(p.numel() for p in setup.model.parameters()),
@@ -446,59 +469,31 @@ def main() -> None:
         "calibration_tokens": BATCHES * options.calibration_batch * options.length,
         "heal_tokens": options.heal_steps * options.batch * options.length,
     }
-    record: dict[str, Any] = {
-        **machine(device=info.device, meter=info.name, label=info.label, settings=settings),
-        "dense": dense,
-        "cells": earlier,
-    }
-    write_record(record, options.out)
-    tell(f"dense perplexity {dense['perplexity']:.3f}")
+    header["dense"] = dense
+    print(f"{deadline.left:5.0f} s left  dense perplexity {dense['perplexity']:.3f}", flush=True)
     for name in setup.bench.workloads:
-        dense[name] = fit_costs(setup, name)
-        write_record(record, options.out)
-        savings = {
-            kind: [f"{width:g}: {1e3 * saved:.4g}" for width, saved in points]
-            for kind, points in dense[name]["savings"].items()
-        }
-        tell(f"{name} {1e3 * dense[name]['joules_per_token']:.4g} mJ/token, a block saves (mJ) {savings}")
-    record["seconds_setup"] = time.monotonic() - started
-    shares = [float(one) for one in options.shares.split(",") if one]
-    seeds = [int(one) for one in options.seeds.split(",") if one]
-    known = {(one["method"], one["resource"], one["share"], one["seed"]) for one in earlier}
-    longest = 0.0
-    for cell in cells(options.main, shares, seeds):
-        wanted = (not options.methods or cell[0] in options.methods.split(",")) and cell[1] in options.resources
-        if cell in known or not wanted:
-            continue
-        if time.monotonic() - started + longest > 60 * options.minutes:
-            tell("out of time")
-            break
-        gc.collect()  # the last cell kept gigabytes of activations
-        begun = time.monotonic()
-        method, resource, share, seed = cell
-        try:
-            heals = options.heal_all or method == "one_shot" or share == options.main
-            found = run_cell(setup, *cell, heals=heals)
-        except (EccError, RuntimeError) as error:
-            found = {"method": method, "resource": resource, "share": share, "seed": seed, "error": str(error)[:500]}
-        longest = max(0.8 * longest, time.monotonic() - begun)
-        record["cells"].append(found)
-        write_record(record, options.out)
-        shown = (
-            "perplexity",
-            "healed_perplexity",
-            "of_budget",
-            "decode_of_dense",
-            "prefill_of_dense",
-            "error",
-            "cost_checks",
-            "seconds_pruning",
-            "seconds",
-        )
-        values = {
-            key: round(found[key], 3) if isinstance(found[key], float) else found[key] for key in shown if key in found
-        }
-        tell(f"{method} {resource} {share} {seed} {values}")
+        dense[name] = fit_costs(setup, name, earlier.get(name))
+        print(f"{deadline.left:5.0f} s left  {name} {1e3 * dense[name]['joules_per_token']:.4g} mJ/token", flush=True)
+        cells.write()
+    shown = ("perplexity", "healed_perplexity", "of_budget", "decode_of_dense", "prefill_of_dense", "cost_checks")
+    run_in_turn(
+        cells,
+        keys,
+        lambda key: run_cell(setup, key, deadline),
+        deadline,
+        estimate=lambda key: SECONDS.get(key["method"], 41.0) if setup.device.type == "cuda" else 0.0,
+        show=shown,
+    )
+
+
+def dense_of(files: Sequence[Path], header: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier call on the same device with the same settings measured of the dense network."""
+    for file in files:
+        if file.is_file():
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if all(record.get(name) == header[name] for name in ("device", "settings")):
+                return dict(record.get("dense", {}))
+    return {}
 
 
 if __name__ == "__main__":

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import copy
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from resnet56_training import Recipe, Trainer, accuracy
+from cells import Pause
+from resnet56_training import FINISHING, Recipe, Trainer, accuracy
 from torch import nn
 
 from ecc.energy import counted_cost
+from ecc.export.slim_file import save_slim, slim_from_state
 from ecc.graph import ChannelGraph, slim, slim_optimizer, trace_channels
 from ecc.methods import EccSolver
 from ecc.zoo.resnet_cifar import resnet20, resnet56
@@ -91,6 +92,11 @@ METHODS = (*DENSE, *ECC, *ONE_SHOT, *TORCH_PRUNING)
 DEFAULT_METHODS = (
     *DENSE, HEADLINE, "ecc_early", "ecc_early_floor", *ONE_SHOT, "tp_magnitude", "tp_taylor", "tp_group_norm",
 )  # fmt: skip
+
+
+SEARCH = {HEADLINE: 1.0, "ecc_widths": 1.0, "tp_group_norm": 1.0}
+"""Epochs of search in the published protocol, relative to those of fine-tuning: ECC prunes while it trains, and the sparse
+training of Torch-Pruning has as many epochs as its fine-tuning (DepGraph: 100 and 100). The others only calibrate."""
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, Any]]:
@@ -185,16 +191,22 @@ class Run:
     share: float
     """Wanted share of the MACs."""
     vendor: Path | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    search_steps: int | None = None
+    """Steps of the search in the published protocol; None for a part of the epochs."""
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the cell records besides its score."""
+        return self.trainer.notes
 
     def graph(self, model: nn.Module, freeze: tuple[str, ...] = ()) -> ChannelGraph:
         """Its channel graph, traced on the CPU."""
         return trace_channels(copy.deepcopy(model).cpu(), torch.randn(2, 3, 32, 32), freeze=freeze)
 
-    def finish(self, model: nn.Module, optimizer: Any = None) -> nn.Module:
+    def finish(self, model: nn.Module, momentum: Mapping[str, torch.Tensor] | None = None) -> nn.Module:
         """Train with the batches that are left."""
         model = self.trainer.prepared(model)
-        self.trainer.train(model, optimizer or self.trainer.optimizer(model), self.trainer.left, average=True)
+        self.trainer.train_to_end(model, momentum)
         return model
 
     def finish_pruned(self, model: nn.Module) -> nn.Module:
@@ -210,7 +222,7 @@ def run_ecc(run: Run, model: nn.Module, variant: Variant) -> nn.Module:
     steps = int(variant.prune * trainer.steps)
     if variant.prune_epochs is not None:
         steps = variant.prune_epochs * trainer.epoch_steps
-    steps = max(1, min(steps, trainer.left - 1))
+    steps = run.search_steps or max(1, min(steps, trainer.steps - 1))
     solver = EccSolver(
         model,
         graph,
@@ -223,14 +235,13 @@ def run_ecc(run: Run, model: nn.Module, variant: Variant) -> nn.Module:
     trainer.train(model, solver, steps)
     small = trainer.prepared(slim(model, graph))
     optimizer = slim_optimizer(solver, model, small, graph)
-    for parameter, state in optimizer.state.items():  # in the memory format of the parameter, which is faster
-        state |= {
-            name: torch.empty_like(parameter).copy_(one)
-            for name, one in state.items()
-            if isinstance(one, torch.Tensor) and one.shape == parameter.shape
-        }
+    momentum = {
+        name: optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in small.named_parameters()
+        if optimizer.state[parameter].get("momentum_buffer") is not None
+    }
     run.notes.update(prune_batches=steps, group_widths=solver.widths)
-    return run.finish(small, optimizer)
+    return run.finish(small, momentum)
 
 
 def run_one_shot(run: Run, model: nn.Module, *, is_uniform: bool) -> nn.Module:
@@ -294,7 +305,7 @@ def run_torch_pruning(run: Run, model: nn.Module, settings: TorchPruning) -> nn.
     )
     if settings.sparse:
         pruner.reg *= REGULARIZE_EVERY
-        steps = max(1, int(settings.sparse * trainer.steps))
+        steps = run.search_steps or max(1, int(settings.sparse * trainer.steps))
 
         def regularize(number: int) -> None:
             if number % REGULARIZE_EVERY == 0:
@@ -347,6 +358,9 @@ def prune_until(pruner: Any, model: nn.Module, share: float) -> None:
 
 def run_method(run: Run, method: str, model: nn.Module) -> nn.Module:
     """Prune and train a network by a method; all batches are used."""
+    if (saved := run.trainer.saved(FINISHING)) is not None:
+        small = slim_from_state(model.cpu(), saved["slim"], Path("saved state"))
+        return run.finish(small, saved["momentum"])
     model = run.trainer.prepared(model)
     if method in DENSE:
         return run.finish(model)
@@ -366,7 +380,10 @@ def run_cell(
     data: Mapping[str, Any],
     logits: torch.Tensor | None,
     vendor: Path | None,
-    steps: int | None = None,
+    *,
+    is_published: bool = False,
+    pause: Pause | None = None,
+    result: Path | None = None,
 ) -> dict[str, Any]:
     """One method and seed: prune, train, and score once.
 
@@ -379,20 +396,25 @@ def run_cell(
         data: `train` (padded) and `score`, on the device.
         logits: Of the teacher.
         vendor: Folder of Torch-Pruning.
-        steps: Steps in all, for tests.
+        is_published: Whether the search is not counted, and all epochs are fine-tuning.
+        pause: When to save the state, and where.
+        result: File for the network.
     """
-    begin = time.perf_counter()
     torch.manual_seed(seed)
-    trainer = Trainer(data["train"], recipe, seed, None if method == "dense" else logits, steps)
+    trainer = Trainer(data["train"], recipe, seed, None if method == "dense" else logits, pause=pause)
     run = Run(trainer, share, vendor)
+    if is_published and method not in DENSE:
+        search = round(SEARCH.get(method, 0.0) * recipe.epochs) * trainer.epoch_steps
+        run.search_steps = search or None
+        trainer.steps += search or CALIBRATION
     dense_macs = count_macs(model)
     small = run_method(run, method, copy.deepcopy(model))
-    trainer.finish(small)
+    trainer.recalibrate(small)
+    if result is not None:
+        save_slim(small, result)
     macs = count_macs(small)
     found = macs / dense_macs
     return {
-        "method": method,
-        "seed": seed,
         "accuracy": accuracy(small, data["score"]),
         "macs_share": found,
         "share_is_met": method in DENSE or abs(found - share) <= WINDOW,
@@ -400,7 +422,6 @@ def run_cell(
         "params": sum(parameter.numel() for parameter in small.parameters()),
         "widths": widths_of(small),
         "batches": trainer.step,
-        "train_loss": float(torch.stack(trainer.losses[-3:]).mean()),
+        "train_loss": float(torch.stack(trainer.losses[-3:]).mean()) if trainer.losses else None,
         **run.notes,
-        "seconds": time.perf_counter() - begin,
     }

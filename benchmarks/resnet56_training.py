@@ -7,16 +7,20 @@ methods of a seed see the same batches, and the logits of the teacher are comput
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from cells import Pause
+from resnet56_step import Forward, Sgd, WholeStep, narrow_, widened
 from torch import Tensor, nn
 
 from ecc.errors import EccError
+from ecc.graph.model_copy import whole_state
 from ecc.methods.baselines.recalibration import recalibrate_
 from ecc.torch_utils import eval_mode
 from ecc.training.cuda_graph import CudaGraphPass
@@ -26,6 +30,11 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the published wei
 PAD, SIZE = 4, 32
 RECALIBRATION = 40
 """Batches of the statistics of batch norms, after one-shot pruning and before the final score."""
+PRUNING, FINISHING = "pruning", "finishing"
+CHECK_EVERY = 20
+"""Steps from one look at the clock to the next."""
+SAVE_EVERY = 60.0
+"""Seconds from one saved state to the next, in case the process is killed."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,11 @@ class Recipe:
     distill: float = 0.5
     """Weight of the distillation loss."""
     temperature: float = 4.0
-    ema: float = 0.0
-    """Decay of averaged weights, which are scored in the end; 0 for the last weights."""
     precision: str = "bf16"
     channels_last: bool = True
     cuda_graph: bool = True
+    compile: bool = False
+    """Whether norms, sums and ReLUs are compiled."""
 
 
 class Images(NamedTuple):
@@ -104,10 +113,17 @@ class Trainer:
         seed: Of order and augmentation.
         logits: (epochs, steps of an epoch * batch, classes): outputs of the teacher; None to train on labels alone.
         steps: Steps in all; those of all epochs by default.
+        pause: When the cell has to save its state, and where; None for never.
     """
 
     def __init__(
-        self, train: Images, recipe: Recipe, seed: int, logits: Tensor | None = None, steps: int | None = None
+        self,
+        train: Images,
+        recipe: Recipe,
+        seed: int,
+        logits: Tensor | None = None,
+        steps: int | None = None,
+        pause: Pause | None = None,
     ) -> None:
         self.train_set, self.recipe, self.seed, self.logits = train, recipe, seed, logits
         self.epoch_steps = len(train.images) // recipe.batch
@@ -115,15 +131,35 @@ class Trainer:
         self.step = 0
         """Batches that were used, calibration included."""
         self.device = train.images.device
+        self.notes: dict[str, Any] = {}
+        """What the cell records besides its score; saved with its state."""
+        self._pause, self._saved = pause, None if pause is None else pause.load()
+        self._begin = self._last_save = time.monotonic()
         self._epoch = -1
         self._rows = torch.empty(0)
-        self._averaged: list[Tensor] = []
+        self._forward = Forward(is_compiled=recipe.compile)
         self.losses: list[Tensor] = []
+        if self._saved is not None:
+            self.step, self.notes = self._saved["step"], self._saved["notes"]
+        self._seconds_before = float(self.notes.get("seconds_before", 0.0))
 
     @property
     def left(self) -> int:
         """Steps that are left."""
         return self.steps - self.step
+
+    def saved(self, phase: str) -> Any:
+        """The state that a phase saved in an earlier call; None if there is none."""
+        return None if self._saved is None or self._saved["phase"] != phase else self._saved
+
+    def _save_if_due(self, phase: str, state: Callable[[], dict[str, Any]]) -> None:
+        if self._pause is None or self.step % CHECK_EVERY:
+            return
+        late = time.monotonic() - self._last_save > SAVE_EVERY
+        if late or self._pause.is_due:
+            self._last_save = time.monotonic()
+            notes = {**self.notes, "seconds_before": self._seconds_before + time.monotonic() - self._begin}
+            self._pause.save({"phase": phase, "step": self.step, "notes": notes, **state()})
 
     def optimizer(self, model: nn.Module) -> torch.optim.SGD:
         """SGD with the settings of the recipe."""
@@ -143,9 +179,14 @@ class Trainer:
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
         return model.to(self.device)
 
+    def rate(self) -> float:
+        """Learning rate of the next step."""
+        return self.recipe.lr * (0.5 + 0.5 * math.cos(math.pi * self.step / self.steps))
+
     def next_batch(self) -> tuple[Tensor, ...]:
         """Rows of the augmentation, and logits of the teacher if there is one. Counts as a step."""
         epoch, number = divmod(self.step, self.epoch_steps)
+        epoch %= self.recipe.epochs  # more only for a search that is not counted
         if epoch != self._epoch:
             self._epoch = epoch
             self._rows = augmentation(len(self.train_set.images), self.seed, epoch).to(self.device)
@@ -162,7 +203,7 @@ class Trainer:
             images = images.contiguous()
         is_bf16 = self.recipe.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
-            outputs = model(images).float()
+            outputs = self._forward(model, images).float()
         loss = F.cross_entropy(outputs, labels)
         if not teacher:
             return loss
@@ -184,41 +225,67 @@ class Trainer:
         return GraphOrEager(model, run) if self.device.type == "cuda" and self.recipe.cuda_graph else run
 
     def train(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        steps: int,
-        *,
-        before_step: Callable[[int], None] | None = None,
-        average: bool = False,
+        self, model: nn.Module, optimizer: Any, steps: int, *, before_step: Callable[[int], None] | None = None
     ) -> None:
-        """Train on the next batches.
+        """Train on the next batches while a method prunes or makes the network sparse.
 
         Args:
             model: In place.
             optimizer: Its learning rate follows the cosine.
-            steps: Number of them.
+            steps: Number of them, from the first step of the cell.
             before_step: Called with the number of the step between the backward pass and the step of the optimizer.
-            average: Whether weights are averaged, if the recipe says so.
         """
+        saved = self.saved(PRUNING)
+        if saved is not None:
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
         model.train()
         backward = self.backward(model)
-        average = average and self.recipe.ema > 0
-        parameters = [parameter.detach() for parameter in model.parameters()]
-        self._averaged = [parameter.clone() for parameter in parameters] if average else []
-        for number in range(steps):
-            rate = self.recipe.lr * (0.5 + 0.5 * math.cos(math.pi * self.step / self.steps))
+        while self.step < steps:
+            self._save_if_due(PRUNING, lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            number, rate = self.step, self.rate()
             loss = backward(self.next_batch())
             if before_step is not None:
                 before_step(number)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
-            if average:
-                decay = min(self.recipe.ema, (1 + number) / (10 + number))
-                torch._foreach_lerp_(self._averaged, parameters, 1 - decay)
             if number % 200 == 0:
                 self.losses.append(loss)
+
+    def train_to_end(self, model: nn.Module, momentum: Mapping[str, Tensor] | None = None) -> None:
+        """Train on all batches that are left, with the whole step as a CUDA graph.
+
+        Args:
+            model: In place; its widths are aligned while it trains.
+            momentum: Of its parameters, by name.
+        """
+        step, wide, sgd = self.whole_step(model, momentum)
+
+        def state() -> dict[str, Any]:
+            narrow_(model, wide)
+            sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
+            buffers = {
+                name: one[tuple(slice(size) for size in sizes[name])].contiguous() for name, one in sgd.buffers.items()
+            }
+            return {"slim": whole_state(model), "momentum": buffers}
+
+        while self.left:
+            self._save_if_due(FINISHING, state)
+            rate = self.rate()
+            loss = step(self.next_batch(), rate)
+            if self.step % 200 == 1:
+                self.losses.append(loss.clone())
+        narrow_(model, wide)
+
+    def whole_step(
+        self, model: nn.Module, momentum: Mapping[str, Tensor] | None = None
+    ) -> tuple[WholeStep, nn.Module, Sgd]:
+        """A training step of an aligned copy of the network, the copy, and its optimizer."""
+        wide = self.prepared(widened(model))
+        wide.train()
+        sgd = Sgd(wide, self.recipe.momentum, self.recipe.weight_decay, momentum)
+        return WholeStep(wide, sgd, lambda batch: self.loss(wide, batch)), wide, sgd
 
     def accumulate(self, model: nn.Module, batches: int, optimizer: Any) -> None:
         """Gradients of the next batches at constant weights; `optimizer.step()` sees each of them.
@@ -244,13 +311,6 @@ class Trainer:
         rows = augmentation(len(self.train_set.images), self.seed, -1)[:count].to(self.device)
         with torch.no_grad():
             recalibrate_(model, [crops(self.train_set.images, part) for part in rows.split(self.recipe.batch)])
-
-    def finish(self, model: nn.Module) -> None:
-        """Averaged weights, if there are any, and recalibrated batch norms."""
-        with torch.no_grad():
-            for parameter, average in zip(model.parameters(), self._averaged, strict=False):
-                parameter.copy_(average)
-        self.recalibrate(model)
 
 
 class GraphOrEager:
@@ -282,13 +342,14 @@ def accuracy(model: nn.Module, split: Images, batch: int = 1000) -> float:
 
 
 @torch.no_grad()
-def teacher_logits(model: nn.Module, train: Images, recipe: Recipe, seed: int) -> Tensor:
-    """Outputs of the teacher for all batches of a seed, in half precision."""
+def teacher_logits(model: nn.Module, train: Images, recipe: Recipe, seed: int, first: int = 0) -> Tensor:
+    """Outputs of the teacher for all batches of a seed, in half precision; zeros before the first epoch that is needed."""
     count = len(train.images) // recipe.batch * recipe.batch
     found = []
     with eval_mode(model), torch.autocast(train.images.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-        for epoch in range(recipe.epochs):
+        for epoch in range(first, recipe.epochs):
             rows = augmentation(len(train.images), seed, epoch)[:count].to(train.images.device)
             outputs = [model(crops(train.images, part)) for part in rows.split(16 * recipe.batch)]
             found.append(torch.cat(outputs).half())
-    return torch.stack(found)
+    missing = torch.zeros(first, count, 10, dtype=torch.half, device=train.images.device)
+    return torch.cat([missing, torch.stack(found)]) if found else missing

@@ -124,16 +124,23 @@ network, and {found["joules"]["samples"]} narrower networks relative to the dens
 
 def _runners(found: dict[str, Any]) -> str:
     device = found["meter"]["device"]
+    profiled, searched = (
+        [{**cell, name: cell["name"]} for cell in found["cells"] if cell["part"] == part] if "cells" in found else old
+        for part, name, old in (
+            ("model", "runner", found.get("models", [])),
+            ("search", "network", found.get("searches", [])),
+        )
+    )
     models = [
         [
             row["runner"],
-            row["network"],
-            str(row["samples"]),
+            row.get("network", "-"),
+            str(row.get("samples", "-")),
             "-" if row.get("seconds_per_sample") is None else f"{row['seconds_per_sample']:.2f}",
-            row.get("problem", "-") if not row.get("errors") else f"{row['errors']['mean']:.1%}",
+            row.get("problem", row.get("error", "-")) if not row.get("errors") else f"{row['errors']['mean']:.1%}",
             "-" if not row.get("errors") else f"{row['errors']['p90']:.1%}",
         ]
-        for row in found["models"]
+        for row in profiled
     ]
     searches = [
         [
@@ -144,7 +151,7 @@ def _runners(found: dict[str, Any]) -> str:
             f"{row['search']['candidates'][row['search']['chosen']]['joules']:.4g}",
             f"{row['saving']:.0%}",
         ]
-        for row in found["searches"]
+        for row in searched
         if "search" in row
     ]
     return f"""## Inference runners

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ecc.energy import counted_cost
-from ecc.graph import trace_channels
+from ecc.graph import trace_channels, with_widths
+from ecc.training import load_state
 from ecc.zoo.resnet_cifar import resnet20
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,14 +38,15 @@ def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def cells(method: str, *scores: float, met: bool = True) -> list[dict[str, Any]]:
-    facts = {"macs_share": 0.47, "params": 400_000, "commit": "abc", "share_is_met": met}
+    share = 1.0 if method.startswith("dense") else 0.47
+    facts = {"share": share, "macs_share": share, "params": 400_000, "commit": "abc", "share_is_met": met}
     return [{"method": method, "seed": seed, "accuracy": score / 100, **facts} for seed, score in enumerate(scores)]
 
 
 def record(found: list[dict[str, Any]]) -> dict[str, Any]:
-    settings = {"share": 0.47, "lr": 0.04, "batch": 256, "epochs": 60, "distill": 0.5}
+    settings = {"lr": 0.04, "batch": 256, "epochs": 60, "distill": 0.5}
     settings |= {"tune_epochs": 0, "scratch": False}
-    return {"cells": found, "headline": "ecc", "settings": settings, "environment": {"device": "NVIDIA H200"}}
+    return {"cells": found, "headline": "ecc", "settings": settings}
 
 
 def test_paired_differences_have_the_interval_of_students_t(table: ModuleType) -> None:
@@ -77,9 +81,10 @@ def test_goals_are_judged_by_the_cells(table: ModuleType) -> None:
 def test_the_section_shows_every_method_and_is_empty_without_the_file(
     table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = {"method": "tp_taylor", "seed": 1, "error": "RuntimeError: no", "commit": "abc", "share_is_met": False}
-    found = [*cells("ecc", 93.0, 93.1), *cells("uniform", 92.0, 92.1), failed]
-    text = table.section_of(record(found), "source")
+    failed = {"method": "tp_taylor", "seed": 1, "error": "RuntimeError: no", "commit": "abc", "share": 0.47}
+    other = [{**cell, "share": 0.39} for cell in cells("ecc", 90.0)]
+    found = [*cells("ecc", 93.0, 93.1), *cells("uniform", 92.0, 92.1), failed, *other]
+    text = table.section_of(record(found), 0.47, "source")
     assert "| ECC (default) | 93.05 | 0.07 | 2 | - | - | 47.0% | 400 k |" in text
     assert "| uniform, Taylor | 92.05 |" in text
     assert "tp_taylor (seed 1)" in text
@@ -142,7 +147,7 @@ def test_a_cell_uses_all_batches_and_meets_the_share(methods: ModuleType, traini
         "train": training.Images(training.padded(images), labels),
         "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
     }
-    recipe = training.Recipe(epochs=3, batch=16, precision="fp32", ema=0.9)
+    recipe = training.Recipe(epochs=3, batch=16, precision="fp32", weight_decay=1e-3)
     model = resnet20()
     logits = training.teacher_logits(model, data["train"], recipe, 0)
     share = 0.47
@@ -154,3 +159,125 @@ def test_a_cell_uses_all_batches_and_meets_the_share(methods: ModuleType, traini
         assert share - 0.012 <= cell["macs_share"] <= share  # a channel of ResNet-20 is up to 1 % of it
         assert cell["macs"] == round(cell["macs_share"] * 40_551_040)
     assert 0 <= cell["accuracy"] <= 1
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("resnet56_step")
+
+
+def slim_resnet() -> torch.nn.Module:
+    """A ResNet-20 with odd widths, also on the residual stream, and without two branches."""
+    torch.manual_seed(1)
+    model = resnet20()
+    graph = trace_channels(model, torch.randn(1, 3, 32, 32))
+    widths = {group.name: max(1, group.width * 5 // 7) for group in graph.prunable}
+    for branch in [one for one in graph.branches if "layer1.1" in one.name or "layer3.2" in one.name]:
+        widths |= dict.fromkeys(branch.groups, 0)
+    return with_widths(model, graph, widths)
+
+
+def test_the_fast_step_trains_as_sgd_does(step: ModuleType) -> None:
+    model = slim_resnet()
+    usual, wide = copy.deepcopy(model).double().train(), step.widened(model).double().train()
+    widths = [layer.out_channels for layer in wide.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert all(width % 8 == 0 for width in widths)
+    assert widths != [layer.out_channels for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)]
+    optimizer = torch.optim.SGD(usual.parameters(), lr=0.0, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    sgd, forward = step.Sgd(wide, 0.9, 5e-4), step.Forward()
+    whole = step.WholeStep(wide, sgd, lambda batch: F.cross_entropy(forward(wide, batch[0]), batch[1]))
+    for number in range(3):
+        images, labels = torch.randn(8, 3, 32, 32, dtype=torch.double), torch.randint(0, 10, (8,))
+        rate = 0.1 / (number + 1)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        loss = F.cross_entropy(usual(images), labels)
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(whole((images, labels), rate), loss.detach())
+    result = copy.deepcopy(model).double()
+    step.narrow_(result, wide)
+    for name, value in usual.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            torch.testing.assert_close(result.state_dict()[name], value, rtol=1e-6, atol=1e-9)
+    for name, value in step.widened(result).state_dict().items():  # the added channels are still zero
+        torch.testing.assert_close(wide.state_dict()[name], value, rtol=0, atol=0)
+
+
+class EndsAfter:
+    """A deadline that is over after some looks at the clock."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def is_over(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.mark.parametrize(("method", "looks"), [("ecc", 1), ("ecc", 4), ("uniform", 1), ("dense", 2), ("tp_like", 1)])
+def test_a_paused_cell_continues_as_if_it_had_not_been_stopped(
+    methods: ModuleType, training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, looks: int
+) -> None:
+    monkeypatch.setattr(training, "CHECK_EVERY", 2)
+    cells = importlib.import_module("cells")
+    if method == "tp_like":  # a network that another package has pruned in place
+        monkeypatch.setattr(
+            methods, "run_torch_pruning", lambda run, model, settings: run.finish_pruned(prune_inner(model, settings))
+        )
+        method = "tp_magnitude"
+    torch.manual_seed(0)
+    images, labels = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (64,))
+    data = {
+        "train": training.Images(training.padded(images), labels),
+        "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
+    }
+    recipe = training.Recipe(epochs=3, batch=16, precision="fp32")
+    model = resnet20()
+    logits = training.teacher_logits(model, data["train"], recipe, 0)
+    arguments = (method, 0, recipe, 0.47, model, data, logits, None)
+    whole = methods.run_cell(*arguments, result=tmp_path / "whole")
+    file = tmp_path / "cell.state"
+    with pytest.raises(cells.Paused):
+        methods.run_cell(*arguments, pause=cells.Pause(file, EndsAfter(looks), {"a": 1}))
+    assert cells.Pause(file, EndsAfter(9), {"a": 2}).load() is None  # of other settings
+    resumed = methods.run_cell(
+        *arguments, pause=cells.Pause(file, EndsAfter(99), {"a": 1}), result=tmp_path / "resumed"
+    )
+    assert resumed["batches"] == whole["batches"] == 12
+    assert resumed["widths"] == whole["widths"]
+    assert resumed["seconds_before"] > 0
+    one, other = (load_state(tmp_path / name) for name in ("whole", "resumed"))
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+def prune_inner(model: torch.nn.Module, settings: object) -> torch.nn.Module:
+    del settings
+    for block in (*model.layer1, *model.layer2, *model.layer3):  # type: ignore[misc]
+        count = block.conv1.out_channels * 3 // 7
+        block.conv1.weight = torch.nn.Parameter(block.conv1.weight.detach()[:count])
+        block.conv2.weight = torch.nn.Parameter(block.conv2.weight.detach()[:, :count])
+        block.conv1.out_channels = block.conv2.in_channels = block.bn1.num_features = count
+        for name in ("weight", "bias"):
+            setattr(block.bn1, name, torch.nn.Parameter(getattr(block.bn1, name).detach()[:count]))
+        for name in ("running_mean", "running_var"):
+            setattr(block.bn1, name, getattr(block.bn1, name)[:count])
+    return model
+
+
+def test_the_published_protocol_adds_the_search(methods: ModuleType, training: ModuleType) -> None:
+    images, labels = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (64,))
+    data = {
+        "train": training.Images(training.padded(images), labels),
+        "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
+    }
+    recipe = training.Recipe(epochs=2, batch=16, precision="fp32")
+    model = resnet20()
+    logits = training.teacher_logits(model, data["train"], recipe, 0)
+    cell = methods.run_cell("ecc", 0, recipe, 0.47, model, data, logits, None, is_published=True)
+    assert cell["batches"] == 16
+    assert cell["prune_batches"] == 8
