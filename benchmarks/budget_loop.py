@@ -28,7 +28,7 @@ from machine import commit, machine, write_record
 from ecc.energy import EnergyModel, fit
 from ecc.measure import Profile
 from ecc.methods import BudgetController, MeasuredCost
-from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
 from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
@@ -84,10 +84,11 @@ class SimulatedMethod:
         constraints = ResourceConstraints([context.model], context.graph, "cpu")
         least = torch.tensor(context.min_widths())
         multiple = context.width_multiple
-        planner = WidthPlanner(ranking, constraints, least, multiple, per_remaining_share=True)
+        problem = PruningProblem(ranking, constraints, least, multiple)
+        planner = WidthPlanner(problem, per_remaining_share=True)
         alive = torch.ones(sum(full), dtype=torch.bool)
         self.ranking, self._dense = ranking, constraints.dense[0]
-        self.solver = ScheduledSolver(ranking, constraints, least, multiple, alive, planner=planner)
+        self.solver = ScheduledSolver(problem, alive, planner=planner)
         scale = np.repeat(rng.normal(0, 1, len(full)), full)
         self._log = rng.normal(0, 1, sum(full)) + scale
         self._targets = list(context.targets)

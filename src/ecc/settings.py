@@ -146,7 +146,7 @@ class AdmmSettings:
 
 IMPORTANCES = ("taylor", "adam_norm")
 """Criteria of channel importance: the Fisher/Taylor criterion, or the paper's Adam-weighted norm of the weights."""
-SOLVERS = ("scheduled", "admm")
+SOLVERS = ("scheduled", "admm", "paper")
 LR_SCHEDULES = ("constant", "cosine")
 
 
@@ -174,7 +174,7 @@ class CompressSettings:
         choices=LR_SCHEDULES,
     )
     importance: str | None = option(
-        None, "Channel importance. By default adam_norm with solver admm, else taylor.", choices=IMPORTANCES
+        None, "Channel importance. By default taylor with solver scheduled, else adam_norm.", choices=IMPORTANCES
     )
     min_width_ratio: float = option(MIN_WIDTH_RATIO, "Minimum fraction of channels kept in each group.", range=(0, 1))
     width_multiple: int | None = option(
@@ -188,7 +188,7 @@ class CompressSettings:
     )
     solver: str = option(
         "scheduled",
-        "Solver of ECC: scheduled, or admm as published.",
+        "Solver of ECC: scheduled; admm, the paper's algorithm in relative units; or paper, as published.",
         choices=SOLVERS,
     )
     runner: str | None = option(
@@ -209,22 +209,24 @@ class CompressSettings:
         check_runner(self.runner)
         if self.lr_schedule == "cosine" and self.finetune_lr is not None:
             raise EccError("lr_schedule 'cosine' has no separate finetune_lr; leave one of them out.")
-        if self.solver == "admm":
-            for name in ("uniform_floor", "lr_schedule"):
-                if getattr(self, name) != getattr(CompressSettings, name):
-                    raise EccError(f"{name} has no effect with solver 'admm'; leave it out.")
+        without = {"scheduled": ("admm",), "admm": ("admm", "uniform_floor"), "paper": ("uniform_floor", "lr_schedule")}
+        for name in without[self.solver]:
+            if name == "admm" and self.admm != AdmmSettings():
+                raise EccError("the options --admm-* are constants of solver 'paper'; leave them out.")
+            if name != "admm" and getattr(self, name) != getattr(CompressSettings, name):
+                raise EccError(f"{name} has no effect with solver {self.solver!r}; leave it out.")
 
     @classmethod
     def paper(cls, **changes: Any) -> CompressSettings:
         """Settings of the paper: Algorithm 1, its importance, learning rates and gradient clipping, any width.
 
-        The ADMM solver may not converge within `prune_steps`: its constants must suit the number of steps.
+        The solver may not converge within `prune_steps`: its constants must suit the number of steps.
 
         Args:
             **changes: Options by their name on the command line, such as `kd_weight`.
         """
         published: dict[str, Any] = {
-            "solver": "admm",
+            "solver": "paper",
             "importance": "adam_norm",
             "min_width_ratio": 0.0,  # at least one channel
             "depth": False,

@@ -231,7 +231,7 @@ def test_the_preset_of_the_paper_sets_solver_model_and_design(folder: Path) -> N
     assert Profile.load(run / "network.profile").header.design.kind == "uniform"
     assert EnergyModel.load(run / "energy.json").kind == "bilinear"
     config = json.loads((run / "config.json").read_text())["config"]["settings"]
-    assert (config["solver"], config["importance"], config["clip_norm"]) == ("admm", "adam_norm", 1.0)
+    assert (config["solver"], config["importance"], config["clip_norm"]) == ("paper", "adam_norm", 1.0)
     assert config["min_width_ratio"] == 0
 
 

@@ -249,11 +249,11 @@ def test_widths_are_multiples_as_in_the_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("width_lr", "is_met"), [(300.0, True), (1.0, False)])
-def test_the_admm_solver_is_measured_and_says_if_it_did_not_converge(
+def test_the_published_solver_is_measured_and_says_if_it_did_not_converge(
     tmp_path: Path, width_lr: float, is_met: bool
 ) -> None:
     constants = {"admm_width_penalty": 1.0, "admm_energy_penalty": 1.0, "admm_width_lr": width_lr}
-    options = {"solver": "admm", "importance": "adam_norm", "prune_steps": 60, **constants}
+    options = {"solver": "paper", "importance": "adam_norm", "prune_steps": 60, **constants}
     summary = wide_job("60%", factor=0.9, **options).run(tmp_path / "run").summary
     steps = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "cost_check"]
     assert steps == [9, 30, 45, 60]
@@ -524,8 +524,8 @@ def test_bad_jobs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadMeasurement, match="fitted on paper, but the meter reads stone"):
         Compression(task, job.budgets, energy, meter=Truth(true_model(job.graph), device="stone"))
     for budgets, more in ((("60%",), {"width_multiple": 8}), (("60%", "params=90%"), {})):
-        with pytest.raises(EccError, match="solver 'admm' supports one budget"):
-            wide_job(*budgets, solver="admm", **more)
+        with pytest.raises(EccError, match="solver 'paper' supports one budget"):
+            wide_job(*budgets, solver="paper", **more)
     frozen = Compression(task, job.budgets, energy, freeze=["conv1"])
     assert "conv1" not in {group.name for group in frozen.graph.prunable}
     (tmp_path / "run").write_text("mine")

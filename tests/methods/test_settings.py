@@ -18,10 +18,12 @@ from ecc.training import Cosine
         ({"prune_steps": -1}, "prune_steps is -1"),
         ({"lr_schedule": "step"}, "lr_schedule is 'step'; choose one of constant, cosine"),
         ({"lr_schedule": "cosine", "finetune_lr": 1e-4}, "lr_schedule 'cosine' has no separate finetune_lr"),
-        ({"lr_schedule": "cosine", "solver": "admm"}, "lr_schedule has no effect with solver 'admm'"),
+        ({"lr_schedule": "cosine", "solver": "paper"}, "lr_schedule has no effect with solver 'paper'"),
         ({"uniform_floor": 0.5, "solver": "admm"}, "uniform_floor has no effect with solver 'admm'"),
-        ({"solver": "magic"}, "solver is 'magic'; choose one of scheduled, admm"),
+        ({"solver": "magic"}, "solver is 'magic'; choose one of scheduled, admm, paper"),
         ({"admm_width_lr": math.inf}, "admm_width_lr is inf"),
+        ({"admm_width_lr": 3.5, "solver": "admm"}, "are constants of solver 'paper'"),
+        ({"admm_width_lr": 3.5}, "are constants of solver 'paper'"),
         ({"precision": "fp8"}, "precision is 'fp8'"),  # nested settings are checked too
         ({"kd_weight": 1.5}, "kd_weight is 1.5"),
         ({"prune_step": 5}, "unknown setting 'prune_step'; did you mean 'prune_steps'?"),
@@ -68,7 +70,7 @@ def test_one_cosine_spans_pruning_and_finetuning(reduction: float) -> None:
 def test_the_preset_of_the_paper() -> None:
     paper = CompressSettings.paper(prune_steps=7, admm_width_lr=10.0)
     assert (paper.solver, paper.importance, paper.min_width_ratio, paper.width_multiple) == (
-        "admm",
+        "paper",
         "adam_norm",
         0.0,
         1,

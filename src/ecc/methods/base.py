@@ -283,7 +283,7 @@ def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[
 
 def can_remove_branches(method: Method, settings: CompressSettings) -> bool:
     """Whether a method may remove residual branches entirely. Others only change widths."""
-    return settings.depth and settings.solver != "admm" and bool(getattr(method, "removes_branches", False))
+    return settings.depth and settings.solver == "scheduled" and bool(getattr(method, "removes_branches", False))
 
 
 class MaskedAdam(torch.optim.Adam):

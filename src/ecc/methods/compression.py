@@ -152,8 +152,11 @@ class Compression(CompressionRunner):
         self.tokens = {name: one.tokens for one in task.workloads for name in one.resources.values()}
         self.costs, self.limits = self._resolve_budgets()
         self.width_multiple = self.settings.width_multiple or (models[0].origin.width_multiple if models else None) or 1
-        if self.settings.solver == "admm" and (self.width_multiple > 1 or len(self.costs) > 1):
-            raise EccError("solver 'admm' supports one budget and any width; give one budget and width_multiple=1.")
+        if self.settings.solver == "paper" and (self.width_multiple > 1 or len(self.costs) > 1):
+            raise EccError(
+                "solver 'paper' supports one budget and any width; give one budget and width_multiple=1, or use "
+                "solver 'admm'."
+            )
 
     def _graph_of(self, resource: str) -> ChannelGraph:
         """The channel graph with the layers that a resource is spent in."""

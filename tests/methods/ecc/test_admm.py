@@ -27,7 +27,7 @@ from ecc.methods.ecc.admm import (
     update_width_dual,
     width_gradient,
 )
-from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule, ScheduledPruner
 from methods.nets import ProductCost, bare_graph, pair_cost
@@ -194,7 +194,8 @@ def solver_of(
 ) -> AdmmSolver:
     constraints = ResourceConstraints([cost] * costs, bare_graph(full), "cpu")
     alive, least = torch.ones(sum(full), dtype=torch.bool), torch.ones(len(full)) if least is None else least
-    return AdmmSolver(settings or AdmmSettings(), ChannelRanking(full), constraints, least, width_multiple, alive)
+    problem = PruningProblem(ChannelRanking(full), constraints, least, width_multiple)
+    return AdmmSolver(settings or AdmmSettings(), problem, alive)
 
 
 def test_two_iterations_by_hand() -> None:
@@ -341,7 +342,7 @@ def test_the_published_algorithm_ends_at_the_greedy_widths(thinner: int, width_l
 def test_the_scheduled_solver_ends_at_the_greedy_widths_too() -> None:
     net = Alexnet()
     constraints = ResourceConstraints([net.cost], bare_graph(net.full), "cpu")
-    pruner = ScheduledPruner(net.ranking, constraints, net.min_widths)
+    pruner = ScheduledPruner(PruningProblem(net.ranking, constraints, net.min_widths))
     decision = pruner.start(net.alive)
     for step in range(1, 101):
         allowed = BUDGET + (1 - BUDGET) * (1 - step / 100) ** 3

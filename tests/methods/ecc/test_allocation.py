@@ -19,7 +19,7 @@ from ecc.energy.cost import CostForm, SwitchedTerms
 from ecc.graph import ChannelGraph, removed_branches, slim, trace_channels
 from ecc.methods import EccSolver
 from ecc.methods.ecc.allocation import WidthAllocator
-from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
 from ecc.methods.ecc.planner import WidthPlanner, allowed_widths
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.zoo import ERFNet
@@ -159,7 +159,7 @@ def test_a_plan_removes_a_branch_where_that_loses_less() -> None:
     assert form.without({1}).value(np.array([16.0, 0.0])) == 16.0
     graph, ranking = bare_graph([16, 16]), ChannelRanking([16, 16])
     constraints = ResourceConstraints([FormCost(form, tuple(graph.full_widths), (16, 16))], graph, "cpu")
-    planner = WidthPlanner(ranking, constraints, torch.tensor([4, 4]), 4, branches=[[1]])
+    planner = WidthPlanner(PruningProblem(ranking, constraints, torch.tensor([4, 4]), 4), branches=[[1]])
     alive = torch.ones(32, dtype=torch.bool)
     for worth, planned in ((3.0, [16, 0]), (1e6, [8, 4])):
         importance = torch.cat([torch.ones(16), torch.full((16,), 0.1), torch.tensor([worth])])

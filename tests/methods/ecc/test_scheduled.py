@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ecc.methods.ecc import planner, scheduled
-from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
 from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import (
@@ -92,12 +92,14 @@ class Problem:
     @property
     def pruner(self) -> ScheduledPruner:
         least = torch.tensor(self.min_widths)
-        return ScheduledPruner(self.ranking, self.constraints, least, self.width_multiple)
+        return ScheduledPruner(PruningProblem(self.ranking, self.constraints, least, self.width_multiple))
 
     @property
     def planner(self) -> WidthPlanner:
         least = torch.tensor(self.min_widths)
-        return WidthPlanner(self.ranking, self.constraints, least, self.width_multiple, None, self.uniform_floor)
+        return WidthPlanner(
+            PruningProblem(self.ranking, self.constraints, least, self.width_multiple), self.uniform_floor
+        )
 
     def start(self) -> PruneDecision:
         return self.pruner.start(torch.ones(sum(self.full), dtype=torch.bool))
@@ -333,8 +335,8 @@ def solver_on(
     constraints = ResourceConstraints([COST], bare_graph(FULL), device)
     least = torch.tensor([1, 1], device=device)
     ranking = ChannelRanking(FULL, device)
-    planner = WidthPlanner(ranking, constraints, least) if plans else None
-    return kind(ranking, constraints, least, 1, ALIVE.to(device), planner=planner)
+    problem = PruningProblem(ranking, constraints, least)
+    return kind(problem, ALIVE.to(device), planner=WidthPlanner(problem) if plans else None)
 
 
 def test_it_updates_on_schedule_and_a_fixed_mask_never() -> None:

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from ecc.methods.base import OneShotMethod, PruningContext
 from ecc.methods.calibration import taylor_products
-from ecc.methods.ecc.constraints import ResourceConstraints, initial_channels
+from ecc.methods.ecc.constraints import PruningProblem, channel_problem
 from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.planner import WidthPlanner
-from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import ScheduledPruner
-from ecc.torch_utils import device_of
 
 from .calibration_loss import CalibrationBatches
 
@@ -49,26 +47,22 @@ class Greedy(OneShotMethod):
 
     def _alive(self) -> Tensor:
         """(channels,) bool: channels that are kept."""
-        ranking, constraints, min_widths, remainders, alive = self._problem()
-        pruner = ScheduledPruner(ranking, constraints, min_widths, self.context.width_multiple, remainders)
+        problem, alive = self._problem()
+        pruner = ScheduledPruner(problem)
         importance = ConsumerSlices(self.context.model, self.context.graph, alive.device).norms()
-        ends = constraints.parse(self.context.targets)
+        ends = problem.constraints.parse(self.context.targets)
         decision = pruner.start(alive)
         for update in range(1, UPDATES + 1):
             fractions = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
             decision = pruner.update(decision, importance, fractions, ends)
         return decision.alive
 
-    def _problem(self) -> tuple[ChannelRanking, ResourceConstraints, Tensor, Tensor, Tensor]:
-        """Layout of the channels, costs, minimum widths, remainders of widths, and the channels that are alive."""
+    def _problem(self) -> tuple[PruningProblem, Tensor]:
+        """The problem, and the channels that are alive."""
         context = self.context
-        model, graph, multiple = context.model, context.graph, context.width_multiple
-        device = device_of(model)
-        constraints = ResourceConstraints(context.costs, graph, device)
-        alive, min_widths = initial_channels(model, graph, context.settings.min_width_ratio, multiple, device)
-        remainders = torch.tensor(graph.structure.width_remainders(multiple), dtype=torch.long, device=device)
-        ranking = ChannelRanking([group.width for group in graph.groups], device)
-        return ranking, constraints, min_widths, remainders, alive
+        return channel_problem(
+            context.model, context.graph, context.costs, context.settings.min_width_ratio, context.width_multiple
+        )
 
 
 class GreedyTaylor(Greedy):
@@ -83,13 +77,12 @@ class GreedyTaylor(Greedy):
         self._importance: Tensor | None = None
 
     def _alive(self) -> Tensor:
-        ranking, constraints, min_widths, remainders, alive = self._problem()
-        multiple, ends = self.context.width_multiple, constraints.parse(self.context.targets)
+        problem, alive = self._problem()
+        ends = problem.constraints.parse(self.context.targets)
         if self._importance is None:
             self._importance = self._taylor(alive.device)
-        planner = WidthPlanner(ranking, constraints, min_widths, multiple, remainders, per_remaining_share=True)
-        planned = planner.plan(alive, self._importance, ends)
-        pruner = ScheduledPruner(ranking, constraints, min_widths, multiple, remainders)
+        planned = WidthPlanner(problem, per_remaining_share=True).plan(alive, self._importance, ends)
+        pruner = ScheduledPruner(problem)
         return pruner.prune_to(pruner.start(alive), self._importance, planned, ends).alive
 
     def _taylor(self, device: torch.device) -> Tensor:

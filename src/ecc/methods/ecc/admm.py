@@ -1,4 +1,4 @@
-"""The published algorithm (`solver="admm"`): Algorithm 1 with constant step sizes, one iteration per training step.
+"""The published algorithm (`solver="paper"`): Algorithm 1 with constant step sizes, one iteration per training step.
 
 The paper solves
 
@@ -14,7 +14,8 @@ by its minimax form (4) with the dual variables y >= 0 of (2b) and z >= 0 of (2c
 
 in the order of the authors' code. Widths are channels and costs have their own unit, as in that code, so that its
 constants keep their meaning. How many iterations it takes depends on beta, rho_1 and rho_2, and it may not converge
-within `steps`; `scheduled.py` has the same fixed point and ends on schedule.
+within `steps`. `relative_admm.py` has the same iteration in relative units and ends on schedule; so does
+`scheduled.py`, which computes its fixed point.
 
 In the functions below, widths, duals and gradients are vectors with one entry per group, and costs are 0-dimensional
 tensors.
@@ -28,8 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ecc.methods.ecc.constraints import ResourceConstraints
-from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.constraints import PruningProblem
 from ecc.methods.ecc.scheduled import Schedule, load_like
 from ecc.settings import AdmmSettings
 
@@ -44,7 +44,9 @@ from ecc.settings import AdmmSettings
 # is a prefix, and each channel can be decided by its rank alone.
 
 
-def penalty_of_rank(ranks: Tensor, bounds: Tensor | float, *, weight_lr: float, width_penalty: float) -> Tensor:
+def penalty_of_rank(
+    ranks: Tensor, bounds: Tensor | float, *, weight_lr: float, width_penalty: float | Tensor
+) -> Tensor:
     """Cost of keeping the r-th channel by the quadratic penalty: rho_1 alpha ([r - s]_+^2 - [r - 1 - s]_+^2).
 
     Args:
@@ -75,7 +77,7 @@ def proximal_rule(
     width_dual: Tensor | float,
     *,
     weight_lr: float,
-    width_penalty: float,
+    width_penalty: float | Tensor,
 ) -> Tensor:
     """Whether each channel is kept: a >= penalty_of_rank + 2 alpha y, or rank <= floor(s) because of the trim.
 
@@ -148,7 +150,7 @@ def width_gradient(
 
 
 def project_energy_dual(
-    energy_dual: Tensor, gradient: Tensor, energy_slope: Tensor, movable: Tensor, *, min_energy_slope: float
+    energy_dual: Tensor, gradient: Tensor, energy_slope: Tensor, movable: Tensor, *, min_energy_slope: float | Tensor
 ) -> Tensor:
     """z, raised until at least one width moves (Sec. 3.3.3): max over u of the gradient >= epsilon.
 
@@ -229,33 +231,24 @@ class AdmmSolver:
 
     Args:
         settings: Constants.
-        ranking: Layout of the channels.
-        constraints: The energy model.
-        min_widths: Smallest width of each group.
-        width_multiple: Must be 1.
+        problem: Channels, the energy model and the smallest widths.
         alive: (channels,) bool.
 
     Raises:
         ValueError: There are several costs, or `width_multiple` is above 1; the paper has neither.
     """
 
-    name = "admm"
+    name = "paper"
 
-    def __init__(
-        self,
-        settings: AdmmSettings,
-        ranking: ChannelRanking,
-        constraints: ResourceConstraints,
-        min_widths: Tensor,
-        width_multiple: int,
-        alive: Tensor,
-    ) -> None:
-        if len(constraints.costs) > 1 or width_multiple > 1:
+    def __init__(self, settings: AdmmSettings, problem: PruningProblem, alive: Tensor) -> None:
+        ranking, constraints = problem.ranking, problem.constraints
+        if len(constraints.costs) > 1 or problem.width_multiple > 1:
             raise ValueError(
-                f"solver='admm' supports one cost and width_multiple=1, but got {len(constraints.costs)} costs and "
-                f"width_multiple={width_multiple}; use solver='scheduled'."
+                f"solver='paper' supports one cost and width_multiple=1, but got {len(constraints.costs)} costs and "
+                f"width_multiple={problem.width_multiple}; use solver='admm' or 'scheduled'."
             )
-        self._settings, self._ranking, self._min_widths = settings, ranking, min_widths.to(torch.float64)
+        self._settings, self._ranking = settings, ranking
+        self._min_widths = problem.min_widths.to(torch.float64)
         self._cost, self._dense = constraints.costs[0], constraints.dense[0]
         widths = ranking.widths(alive).to(torch.float64)  # s = phi(W), y = 0, z = 0
         self.state = AdmmState(alive, widths, torch.zeros_like(widths), widths.new_zeros(()))
@@ -281,6 +274,15 @@ class AdmmSolver:
         """y and z."""
         del weight_lr
         return self.state.width_dual, self.state.energy_dual
+
+    def propose(self, importance: Tensor, ends: Sequence[float]) -> list[int] | None:
+        """None: it is not known where it ends."""
+        del importance, ends
+        return None
+
+    def fix_plan(self, widths: Sequence[int] | None) -> None:
+        """Nothing: it proposes no widths."""
+        del widths
 
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Restore a state."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +19,8 @@ from ecc.energy.cost import Cost
 from ecc.energy.model import EnergyModel
 from ecc.errors import BadBudget, BadWidths, InfeasibleBudget
 from ecc.graph import ChannelGraph, ChannelGroup, kept_masks, live_masks
+from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.torch_utils import device_of
 
 Limit = str | float
 """A budget: a text such as `"60%"` or `"24 mJ"`, or a number in the unit of the cost."""
@@ -137,6 +140,27 @@ class ResourceConstraints:
         return (weights[:, None] * torch.stack(gradients)).sum(0)
 
 
+@dataclass(frozen=True)
+class PruningProblem:
+    """What every solver chooses widths from: the channels, the costs and the allowed widths."""
+
+    ranking: ChannelRanking
+    """Layout of the channels."""
+    constraints: ResourceConstraints
+    """The costs."""
+    min_widths: Tensor
+    """(groups,) int64, multiples of `width_multiple`, or the initial width of groups that are not pruned."""
+    width_multiple: int = 1
+    """Widths are multiples of this."""
+    remainders: Tensor | None = None
+    """(groups,) int64: widths modulo `width_multiple`, see `StructureSpec.width_remainders`; None for 0."""
+
+    @property
+    def rest(self) -> Tensor:
+        """(groups,) int64, the remainders."""
+        return torch.zeros_like(self.min_widths) if self.remainders is None else self.remainders
+
+
 def _fraction(budget: Limit, cost: Cost, dense: float) -> float:
     """A budget as a fraction of the predicted dense cost."""
     if isinstance(budget, str):
@@ -205,6 +229,22 @@ def initial_channels(
         alive.append(mask.to(device))
         min_widths.append(_min_width(group, int(mask.sum()), min_width_ratio, width_multiple, remainder))
     return torch.cat(alive), torch.tensor(min_widths, dtype=torch.long, device=device)
+
+
+def channel_problem(
+    model: nn.Module, graph: ChannelGraph, costs: Sequence[Cost], min_width_ratio: float, width_multiple: int
+) -> tuple[PruningProblem, Tensor]:
+    """The problem of a network, on its device, and (channels,) bool: the channels that are alive.
+
+    Raises:
+        BadWidths: A cost belongs to another network.
+    """
+    device = device_of(model)
+    constraints = ResourceConstraints(costs, graph, device)
+    alive, min_widths = initial_channels(model, graph, min_width_ratio, width_multiple, device)
+    remainders = torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device)
+    ranking = ChannelRanking([group.width for group in graph.groups], device)
+    return PruningProblem(ranking, constraints, min_widths, width_multiple, remainders), alive
 
 
 def _min_width(group: ChannelGroup, live: int, min_width_ratio: float, width_multiple: int, remainder: int) -> int:

@@ -32,6 +32,9 @@ class Ecc:
     def start(self, context: PruningContext) -> None:
         """Create the solver around Adam."""
         settings = context.settings
+        chosen: dict[str, Any] = {"solver": settings.solver, "uniform_floor": settings.uniform_floor}
+        if settings.solver == "paper":
+            chosen = {"solver": settings.admm, "warm_up": 0.0, "ramp": 1.0}  # no schedule: it may use all steps
         self._context, self._step, self._targets = context, 0, list(context.targets)
         self.solver = EccSolver(
             context.model,
@@ -43,11 +46,7 @@ class Ecc:
             min_width_ratio=settings.min_width_ratio,
             width_multiple=context.width_multiple,
             importance=settings.importance,
-            **(
-                {"solver": settings.admm, "warm_up": 0.0, "ramp": 1.0}  # no schedule: it may use all steps
-                if settings.solver == "admm"
-                else {"uniform_floor": settings.uniform_floor}
-            ),
+            **chosen,
         )
         self._training = context.training(self.solver, settings.prune_steps)
 

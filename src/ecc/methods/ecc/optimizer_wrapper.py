@@ -21,7 +21,7 @@ from ecc.errors import BadFile, EccError, EccWarning
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
 from ecc.methods.ecc.importance import BranchExits, TaylorImportance, adam_preconditioners, taylor_interval
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
+from ecc.methods.ecc.scheduled import Schedule
 from ecc.settings import IMPORTANCES
 from ecc.training import fused_on_gpu
 
@@ -72,6 +72,12 @@ class WidthSolver(Protocol):
 
     def update(self, importance: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
         """Remove channels."""
+
+    def propose(self, importance: Tensor, ends: Sequence[float]) -> list[int] | None:
+        """Widths that it would end with for these costs, if the importance stays as it is; None if it cannot tell."""
+
+    def fix_plan(self, widths: Sequence[int] | None) -> None:
+        """End with these widths, whatever the importance will be; None for those that it finds itself."""
 
     def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
         """y of each group and z, on the device."""
@@ -174,7 +180,7 @@ class PruningOptimizer(Optimizer):
         Raises:
             InfeasibleBudget: As for the constructor.
         """
-        if not isinstance(self._solver, ScheduledSolver) or not self._steps:
+        if not self._steps:
             return None
         with torch.no_grad():
             importance = self._norms() if self._taylor is None else self._taylor.values
@@ -183,8 +189,7 @@ class PruningOptimizer(Optimizer):
 
     def fix_widths(self, widths: Mapping[str, int] | None) -> None:
         """Prune to these widths until the end of the ramp, for example those of `propose`; None plans again."""
-        if isinstance(self._solver, ScheduledSolver):
-            self._solver.fix_plan(None if widths is None else [widths[name] for name in self._names])
+        self._solver.fix_plan(None if widths is None else [widths[name] for name in self._names])
 
     def _norms(self) -> Tensor:
         """a_i = ||w_i||_B^2 of all parts, and of all branches."""

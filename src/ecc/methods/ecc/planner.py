@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ecc.energy.cost import CostForm
 from ecc.methods.ecc.allocation import Allocation, WidthAllocator
-from ecc.methods.ecc.constraints import ResourceConstraints
-from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.constraints import PruningProblem
 
 UNIFORM_CANDIDATES = 128  # uniform width ratios that `uniform_min_widths` compares
 UNIFORM_BUDGET = 0.9  # of the budget: the most that `uniform_min_widths` may use, so that there is a choice left
@@ -25,7 +24,7 @@ class WidthPlanner:
     """Allocates the widths at the end of the schedule, if importance stays as it is. Works on the CPU.
 
     Args:
-        ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
+        problem: Channels, costs and allowed widths.
         uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
         per_remaining_share: Whether the importance lost is divided by the share of the group's channels that remain.
             Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
@@ -35,21 +34,18 @@ class WidthPlanner:
 
     def __init__(
         self,
-        ranking: ChannelRanking,
-        constraints: ResourceConstraints,
-        min_widths: Tensor,
-        width_multiple: int = 1,
-        remainders: Tensor | None = None,
+        problem: PruningProblem,
         uniform_floor: float = 0.0,
         *,
         per_remaining_share: bool = False,
         branches: Sequence[Sequence[int]] = (),
     ) -> None:
-        self._ranking, self._constraints, self._multiple = ranking, constraints, width_multiple
+        self._ranking, self._constraints = problem.ranking, problem.constraints
+        self._multiple = problem.width_multiple
         self._per_remaining_share = per_remaining_share
         self.branches = [list(groups) for groups in branches]
-        self._min_widths, self._uniform_floor = min_widths.cpu(), uniform_floor
-        self._remainders = torch.zeros_like(self._min_widths) if remainders is None else remainders.cpu()
+        self._min_widths, self._remainders = problem.min_widths.cpu(), problem.rest.cpu()
+        self._uniform_floor = uniform_floor
 
     def plan(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> Tensor:
         """Widths that lose the least importance within the costs that are allowed in the end.
@@ -83,6 +79,29 @@ class WidthPlanner:
             else:
                 failures += 1
         return torch.tensor(best.widths, dtype=torch.long, device=alive.device)
+
+    def round(self, alive: Tensor, importance: Tensor, ends: Sequence[float], bounds: Tensor) -> Tensor:
+        """Allowed widths next to real-valued ones that lose the least importance within the costs.
+
+        Args:
+            alive: (channels,) bool.
+            importance: a of each channel.
+            ends: Cost that is allowed, as fractions of the dense cost.
+            bounds: (groups,) real-valued widths.
+
+        Returns:
+            (groups,) int64. If no widths next to `bounds` are within the costs, smaller ones are used as well.
+        """
+        problem = self._problem(alive, importance, ends)
+        below, near = [], []
+        for widths, bound in zip(problem.allowed, bounds.tolist(), strict=True):
+            above = sum(width >= bound - 1e-9 for width in widths)  # the widest come first
+            below.append(widths[max(0, above - 1) :])
+            near.append(widths[max(0, above - 1) : above + 1])
+        found = replace(problem, allowed=near).solve(frozenset())
+        if not found.is_feasible:
+            found = replace(problem, allowed=below).solve(frozenset())
+        return torch.tensor(found.widths, dtype=torch.long, device=alive.device)
 
     def _problem(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> _PlanProblem:
         channels = len(alive)

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ecc.methods.ecc.constraints import Fractions, ResourceConstraints
+from ecc.methods.ecc.constraints import Fractions, PruningProblem
 from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking, SortedChannels
 from ecc.training.cuda_graph import CudaGraphFunction
@@ -157,26 +157,14 @@ class ScheduledPruner:
     than `width_multiple` keeps its width.
 
     Args:
-        ranking: Layout of the channels.
-        constraints: The costs.
-        min_widths: (groups,) int64, multiples of `width_multiple`, or the initial width of groups that are not pruned.
-        width_multiple: Widths are multiples of this.
-        remainders: (groups,) int64, remainder of each width modulo `width_multiple`, see
-            `StructureSpec.width_remainders`; None for 0.
+        problem: Channels, costs and allowed widths.
     """
 
-    def __init__(
-        self,
-        ranking: ChannelRanking,
-        constraints: ResourceConstraints,
-        min_widths: Tensor,
-        width_multiple: int = 1,
-        remainders: Tensor | None = None,
-    ) -> None:
-        self._ranking, self._constraints, self._min_widths = ranking, constraints, min_widths
-        self._multiple = width_multiple
+    def __init__(self, problem: PruningProblem) -> None:
+        ranking, width_multiple = problem.ranking, problem.width_multiple
+        self._ranking, self._constraints, self._min_widths = ranking, problem.constraints, problem.min_widths
+        self._multiple, self._remainders = width_multiple, problem.rest
         device = ranking.group.device
-        self._remainders = torch.zeros_like(min_widths) if remainders is None else remainders
         blocks = ChannelRanking([width // width_multiple + 1 for width in ranking.full_widths], device)
         self._block_group = blocks.group
         # Rank of the first channel of each block if the width were a multiple; `_blocks` shifts it.
@@ -312,7 +300,7 @@ class ScheduledSolver:
     """Runs `ScheduledPruner` at the update steps of the schedule.
 
     Args:
-        ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
+        problem: Channels, costs and allowed widths.
         alive: (channels,) bool.
         planner: Plans the final widths. None removes channels in order until the budget is met, which is exact where
             channels are removed one by one and the cost is linear.
@@ -322,20 +310,17 @@ class ScheduledSolver:
 
     def __init__(
         self,
-        ranking: ChannelRanking,
-        constraints: ResourceConstraints,
-        min_widths: Tensor,
-        width_multiple: int,
+        problem: PruningProblem,
         alive: Tensor,
-        remainders: Tensor | None = None,
         *,
         planner: WidthPlanner | None = None,
     ) -> None:
-        self._pruner = ScheduledPruner(ranking, constraints, min_widths, width_multiple, remainders)
+        constraints = problem.constraints
+        self._pruner = ScheduledPruner(problem)
         self._planner = planner
         self._cuda_graph = CudaGraphFunction(self._updated) if len(alive) <= MAX_CUDA_GRAPH_SIZE else None
         self._unit = constraints.dense[0] if len(constraints.costs) == 1 else 1.0
-        self.state = _State(*self._pruner.start(alive), min_widths, torch.zeros((), dtype=torch.bool))
+        self.state = _State(*self._pruner.start(alive), problem.min_widths, torch.zeros((), dtype=torch.bool))
         self._is_fixed = False  # as in the state, where reading it would synchronise with the device
         self.removed = self._removed()
         """Positions of the branches that are removed, among those of the planner."""

@@ -16,14 +16,13 @@ from ecc.graph import ChannelGraph, mask_branches_, mask_channels_
 from ecc.graph.slimming import check_before_slim
 from ecc.graph.structure import Branch
 from ecc.methods.ecc.admm import AdmmSolver
-from ecc.methods.ecc.constraints import Limit, ResourceConstraints, initial_channels
+from ecc.methods.ecc.constraints import Limit, channel_problem
 from ecc.methods.ecc.importance import BranchExits, ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
 from ecc.methods.ecc.planner import WidthPlanner
-from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.relative_admm import RelativeAdmmSolver
 from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
 from ecc.settings import SOLVERS, AdmmSettings
-from ecc.torch_utils import device_of
 
 __all__ = ["Duals", "EccSolver"]
 
@@ -59,10 +58,11 @@ class EccSolver(PruningOptimizer):
             Concatenated groups are pruned in such steps (`StructureSpec.width_remainders`). Pass it to `slim` too.
         warm_up: Fraction of the steps before channels are removed.
         ramp: Fraction of the steps in which channels are removed.
-        importance: Channel importance, `"taylor"` or `"adam_norm"` (the paper's). By default `"adam_norm"` with
-            `solver="admm"` and `"taylor"` otherwise.
-        solver: `"scheduled"` meets the budget on schedule. `"admm"` is the published algorithm, which may not converge
-            within `steps`; pass `AdmmSettings` to set its constants.
+        importance: Channel importance, `"taylor"` or `"adam_norm"` (the paper's). By default `"taylor"` with
+            `solver="scheduled"` and `"adam_norm"` otherwise.
+        solver: `"scheduled"` and `"admm"`, the paper's algorithm in relative units, meet the budget on schedule.
+            `"paper"` is the algorithm as published, which may not converge within `steps`; pass `AdmmSettings` to set
+            its constants.
         uniform_floor: Minimum width of each group as a fraction of its width under uniform pruning to the same budget;
             0 turns it off. Only for `solver="scheduled"`.
         depth: Whether residual branches may be removed entirely (`ChannelGraph.branches`), where every cost is known
@@ -98,42 +98,31 @@ class EccSolver(PruningOptimizer):
         if not 0 <= uniform_floor < 1:
             raise ValueError(f"uniform_floor={uniform_floor} must be at least 0 and below 1.")
         if uniform_floor and solver != "scheduled":
-            raise ValueError(f"uniform_floor={uniform_floor} needs solver='scheduled'; solver='admm' has no plan.")
+            raise ValueError(f"uniform_floor={uniform_floor} needs solver='scheduled'; the others have no plan.")
         if optimizer is not None:
             check_optimizer(model, optimizer)
         inner = adam_for(model, lr) if optimizer is None else optimizer
-        device = device_of(model)
-        ranking = ChannelRanking([group.width for group in graph.groups], device)
-        constraints = ResourceConstraints([costs] if isinstance(costs, Cost) else list(costs), graph, device)
-        alive, min_widths = initial_channels(model, graph, min_width_ratio, width_multiple, device)
+        given = [costs] if isinstance(costs, Cost) else list(costs)
+        problem, alive = channel_problem(model, graph, given, min_width_ratio, width_multiple)
+        ranking, constraints, device = problem.ranking, problem.constraints, alive.device
         advice = "min_width_ratio" if width_multiple == 1 else "min_width_ratio or width_multiple"
         branches = _removable_branches(model, graph, constraints.costs) if depth and solver == "scheduled" else []
         positions = {group.name: number for number, group in enumerate(graph.groups)}
         inside = [[positions[name] for name in branch.groups] for branch in branches]
-        smallest = min_widths.clone()
+        smallest = problem.min_widths.clone()
         smallest[[group for groups in inside for group in groups]] = 0
         ends = constraints.parse_feasible(budget, smallest, advice)
         width_solver: WidthSolver
+        importance = importance or ("taylor" if solver == "scheduled" else "adam_norm")
+        share = importance == "taylor"
         if solver == "scheduled":
-            remainders = graph.structure.width_remainders(width_multiple)
-            rest = torch.tensor(remainders, dtype=torch.long, device=device)
-            share = importance != "adam_norm"
-            planner = WidthPlanner(
-                ranking,
-                constraints,
-                min_widths,
-                width_multiple,
-                rest,
-                uniform_floor,
-                per_remaining_share=share,
-                branches=inside,
-            )
-            width_solver = ScheduledSolver(
-                ranking, constraints, min_widths, width_multiple, alive, rest, planner=planner
-            )
+            planner = WidthPlanner(problem, uniform_floor, per_remaining_share=share, branches=inside)
+            width_solver = ScheduledSolver(problem, alive, planner=planner)
+        elif solver == "admm":
+            width_solver = RelativeAdmmSolver(problem, alive, WidthPlanner(problem, per_remaining_share=share))
         else:
             settings = solver if isinstance(solver, AdmmSettings) else AdmmSettings()
-            width_solver = AdmmSolver(settings, ranking, constraints, min_widths, width_multiple, alive)
+            width_solver = AdmmSolver(settings, problem, alive)
         self._slices = ConsumerSlices(model, graph, device)
         super().__init__(
             inner,
@@ -145,7 +134,7 @@ class EccSolver(PruningOptimizer):
             Schedule(constraints.fractions(ranking.widths(alive)), ends, steps, warm_up, ramp),
             names=tuple(graph.full_widths),
             network=graph.fingerprint,
-            importance=importance or ("taylor" if solver == "scheduled" else "adam_norm"),
+            importance=importance,
             advice=advice,
             exits=BranchExits(model, branches, device) if branches else None,
         )

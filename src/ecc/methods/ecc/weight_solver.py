@@ -18,7 +18,7 @@ from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy.counted import NonzeroCost
 from ecc.errors import BadWidths
 from ecc.graph.model_copy import named_tensors
-from ecc.methods.ecc.constraints import Limit, ResourceConstraints
+from ecc.methods.ecc.constraints import Limit, PruningProblem, ResourceConstraints
 from ecc.methods.ecc.importance import squared_norm
 from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer, adam_for, check_optimizer
 from ecc.methods.ecc.ranking import ChannelRanking
@@ -89,7 +89,7 @@ class WeightSolver(PruningOptimizer):
             ranking,
             constraints,
             min_widths,
-            solver(ranking, constraints, min_widths, 1, alive),
+            solver(PruningProblem(ranking, constraints, min_widths), alive),
             Schedule(start, ends, steps, warm_up, ramp),
             names=cost.groups,
             network=f"weights of {cost.network}",
