@@ -81,12 +81,7 @@ def dense_cost(cost: Any) -> float:
 
 
 def parse_budget(text: str | Budget) -> Budget:
-    """Parse one budget.
-
-    Args:
-        text: `AMOUNT` for energy, or `RESOURCE=AMOUNT`; the amount is a percentage of the dense network or has a unit.
-            A `Budget` is returned unchanged.
-    """
+    """Parse `AMOUNT` (of energy) or `RESOURCE=AMOUNT`; an amount is a percentage of the dense network or has a unit."""
     if isinstance(text, Budget):
         return text
     text = str(text)
@@ -166,13 +161,9 @@ def parse_budgets(budgets: str | Budget | Iterable[str | Budget]) -> tuple[Budge
 
 
 def budgets_of_workloads(budgets: Iterable[Budget], workloads: Sequence[str]) -> tuple[Budget, ...]:
-    """Budgets as they apply to a network with these workloads.
+    """Budgets as they apply to a network with these workloads, the most important one first; none for other networks.
 
     A budget on energy or latency is one of the first workload, so that `70%` of a language model means `decode=70%`.
-
-    Args:
-        budgets: From `parse_budgets`.
-        workloads: Names of the workloads of a language model, the most important one first; none for other networks.
     """
     found = []
     for budget in budgets:

@@ -47,12 +47,7 @@ def three_digits(value: float) -> str:
 
 
 def score_text(score: float, metric: str = "score") -> str:
-    """A score, or the perplexity of a mean log-likelihood.
-
-    Args:
-        score: Higher is better.
-        metric: `perplexity` if the score is the mean log-likelihood of a token.
-    """
+    """A score; with the metric `perplexity`, the perplexity of a mean log-likelihood per token."""
     if metric != "perplexity":
         return f"{score:.4f}"
     return three_digits(math.exp(min(700.0, -score)))

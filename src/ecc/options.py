@@ -85,12 +85,9 @@ def options_of(kind: type, path: tuple[str, ...] = ()) -> list[Setting]:
 
 
 def settings_from(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
-    """Build settings from a flat mapping of option names.
+    """Build settings from a flat mapping of option names (with underscores); others keep their default.
 
-    Args:
-        kind: The settings class.
-        values: Option name (with underscores) to value; options that are missing keep their default.
-        where: Prefix of error messages, such as a file name and a colon.
+    `where` is a prefix of error messages, such as a file name and a colon.
     """
     known = {setting.name: setting for setting in options_of(kind)}
     nested: dict[str, Any] = {}
@@ -117,12 +114,7 @@ def _build(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def flat_values(settings: Any, *, only_result: bool = False) -> dict[str, Any]:
-    """The reverse of `settings_from`.
-
-    Args:
-        settings: An instance of a settings class.
-        only_result: Leave out options that do not change the result, such as logging and checkpoints.
-    """
+    """The reverse of `settings_from`; with `only_result` without logging, checkpoints and the like."""
     found = {}
     for setting in options_of(type(settings)):
         if only_result and not setting.option.changes_result:

@@ -39,12 +39,9 @@ def _encode(value: Any) -> Any:
 
 
 def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
-    """Parse and check one JSON value.
+    """Parse and check one JSON value of a dataclass, or of another type that msgspec knows.
 
-    Args:
-        data: JSON text.
-        kind: The dataclass (or any other type that msgspec knows) to return.
-        where: File name, with a line number if there is one, for the error message.
+    `where` is the file, with a line number if there is one, for error messages.
     """
     try:
         return _fill_defaults(msgspec.json.decode(data, type=kind))

@@ -112,15 +112,10 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def settings_options(source: Any, *, common: bool = True, argument: str = "settings") -> Callable[[F], F]:
-    """Add an option for every setting of a settings class.
+    """Add an option for every setting of a settings class, or of an instance that has the defaults.
 
     The function gets one more argument: a dict of the settings that were typed, or that a file of `--config` gives, by
-    name.
-
-    Args:
-        source: The settings class (see `ecc.options`), or an instance that has the defaults.
-        common: Whether `--help` shows the settings that are declared as common.
-        argument: Name of the argument.
+    name. `common` is whether `--help` shows the settings that are declared as common.
     """
     kind, defaults = (source, {}) if isinstance(source, type) else (type(source), flat_values(source))
     settings = [replace(one, default=defaults.get(one.name, one.default)) for one in options_of(kind)]
@@ -178,11 +173,7 @@ def _task_or_recipe(ctx: click.Context, param: click.Parameter, task: str) -> st
 
 
 def _use_config(ctx: click.Context, path: Path) -> str:
-    """Make the values of a file the defaults of a verb.
-
-    Returns:
-        Its task.
-    """
+    """Make the values of a file the defaults of a verb, and return its task."""
     from ecc.zoo.recipe import read_recipe
 
     recipe = read_recipe(path)
@@ -206,12 +197,7 @@ task_argument = click.argument("task", metavar="TASK", callback=_task_or_recipe,
 
 
 def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[str, Any]:
-    """The values of a recipe as options.
-
-    Args:
-        recipe: The recipe.
-        lists: Options that can be repeated; lists of other options become text with commas.
-    """
+    """The values of a recipe as options. Lists of options that cannot be repeated become text with commas."""
     settings = flat_values(recipe.settings)
     values: dict[str, Any] = {name: settings[name] for name in recipe.given}
     values |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
@@ -273,11 +259,7 @@ quiet_option = option("-q", "--quiet", is_flag=True, common=False, help="Print e
 
 
 def run_options(*, common: bool = True) -> Callable[[F], F]:
-    """The options that `compress` and `compare` share.
-
-    Args:
-        common: Whether `--help` shows the settings that are declared as common.
-    """
+    """The options that `compress` and `compare` share; `common` as in `settings_options`."""
     return options(
         option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none."),
         target_option,

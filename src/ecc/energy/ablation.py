@@ -46,13 +46,7 @@ class FitAblation:
 
 
 def run_ablation(profile: Profile, *, resource: str = "energy", allow_drift: bool = False) -> FitAblation:
-    """Cross-validate all families on a profile.
-
-    Args:
-        profile: Profile of one network on one device.
-        resource: `energy` or `latency`.
-        allow_drift: Accept a profile whose reference varied by more than the limit.
-    """
+    """Cross-validate all families on a profile; the arguments are those of `fit`."""
     samples = samples_from_profile(profile, resource, allow_drift=allow_drift)
     header = profile.header
     families = {}

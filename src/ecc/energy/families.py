@@ -122,9 +122,7 @@ Family: TypeAlias = Callable[[Samples], FittedModel]
 def bilinear(samples: Samples, *, relative: bool = True) -> FittedModel:
     """The paper's Eq. (3) over the channel graph: a_0 + sum of a_j in_j out_j with all a at least 0.
 
-    Args:
-        samples: Samples to fit.
-        relative: Whether relative errors are squared; False squares joules, as the paper does.
+    The paper squares errors in joules (`relative=False`); by default relative errors are squared.
     """
     terms = (*bilinear_terms(samples.structure), *_switch_constants(samples.structure))
     features = np.stack([np.ones(len(samples)), *(term.at(samples.widths) for term in terms)], axis=1)

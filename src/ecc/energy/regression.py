@@ -66,12 +66,7 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
     """Samples of a profile and its dense reference, with drift divided out and rounds averaged.
 
     The dense network is measured repeatedly as the reference. It becomes one sample, the median, weighted by the number
-    of its measurements.
-
-    Args:
-        profile: Profile of one network on one device.
-        resource: `energy` or `latency`.
-        allow_drift: Accept a profile whose reference varied by more than the limit.
+    of its measurements. The arguments are those of `fit`.
     """
     if resource not in RESOURCES:
         raise BadFile(f"a profile does not hold {resource!r}; choose {' or '.join(RESOURCES)}.")
@@ -143,16 +138,8 @@ def fit_coefficients(
     """Coefficients c >= 0 so that features @ c fits the values, with an optional Gaussian prior.
 
     Minimises  mean(weights * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / prior_scale)^2),
-    or the same without the division by the values.
-
-    Args:
-        features: (networks, terms), at least 0.
-        values: (networks,), above 0.
-        relative: Whether relative or absolute errors are squared.
-        weights: One per network; 1 if None.
-        prior: Centre of the prior; 0 if None.
-        prior_scale: Scale of the prior, one per term; needed with a strength.
-        strength: Weight of the prior.
+    or the same without the division by the values (`relative=False`). Features are (networks, terms), at least 0;
+    values and weights are one per network, the prior and its scale one per term.
     """
     rows, goal = _weighted(features, values, relative, weights)
     scale = np.sqrt((rows**2).sum(axis=0))

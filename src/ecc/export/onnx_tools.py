@@ -51,13 +51,7 @@ def _feeds(session: Any, task: Task) -> Iterator[dict[str, Any]]:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX file as a module, so that a task can evaluate it.
-
-    Args:
-        path: The file.
-        like: The original network.
-        example_input: One batch; the outputs of `like` show how outputs are nested.
-    """
+    """An ONNX file as a module, so that a task can evaluate it. Outputs are nested like those of the network `like`."""
 
     def __init__(self, path: Path, like: nn.Module, example_input: Inputs) -> None:
         super().__init__()

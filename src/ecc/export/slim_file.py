@@ -67,13 +67,7 @@ def load_slim(model: Net, path: str | Path) -> Net:
 
 
 def slim_from_state(model: Net, state: Any, file: Path) -> Net:
-    """`load_slim` with the state that a file contains.
-
-    Args:
-        model: The dense network.
-        state: Tensors by name, and under `SIZES` the attributes of modules that were pruned.
-        file: For messages.
-    """
+    """`load_slim` with the state of a file: tensors by name, and attributes of modules that were pruned."""
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
     removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
     norms = read_masked_norms(model, state.pop(MASKED_NORMS, []), file) if isinstance(state, dict) else []

@@ -231,13 +231,7 @@ def load_pruned(folder: str | Path) -> nn.Module:
 
 
 def pruned_card(summary: RunSummary, architecture: str, *, has_plain_config: bool) -> str:
-    """The model card of a pruned Hugging Face model.
-
-    Args:
-        summary: Summary of the run.
-        architecture: Class of the model, such as LlamaForCausalLM.
-        has_plain_config: Whether `from_pretrained` loads it.
-    """
+    """The model card of a pruned model of transformers, of a class such as LlamaForCausalLM."""
     is_causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
     card = model_card(summary, {}).replace('library_name: "pytorch"', 'library_name: "transformers"')
     if is_causal:

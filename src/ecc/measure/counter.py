@@ -41,10 +41,7 @@ class Tick(Reading):
 class CounterWatch:
     """Reads a counter repeatedly, finds its ticks, and refuses a counter that misbehaves.
 
-    Args:
-        meter: The meter to read.
-        clock: Time functions.
-        stall_seconds: How long the counter may stay unchanged.
+    The counter may stay unchanged for `stall_seconds`.
     """
 
     def __init__(self, meter: Meter, clock: Clock, *, stall_seconds: float = math.inf) -> None:
@@ -100,14 +97,10 @@ class CounterWatch:
 
 
 def check_steps(name: str, ticks: Sequence[Reading], tick_seconds: float, max_watts: float | None = None) -> None:
-    """Refuse ticks in which the counter jumped, or showed more power than its device can draw.
+    """Refuse ticks at constant load in which the counter jumped, or showed more power than its device can draw.
 
-    Args:
-        name: Name of the meter, for the message.
-        ticks: Ticks at constant load.
-        tick_seconds: Period of the counter. A tick that was seen late makes the next interval look short, so no
-            interval counts as shorter than this.
-        max_watts: Power limit of the device, if known.
+    One step may have `JUMP_FACTOR` times the usual power, and the mean 1.5 times the power limit. A tick that was seen
+    late makes the next interval look short, so no interval counts as shorter than `tick_seconds`.
     """
     total = ticks[-1].seconds - ticks[0].seconds
     mean_watts = (ticks[-1].joules - ticks[0].joules) / total

@@ -133,12 +133,7 @@ def diagnose(
 
 
 def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
-    """Try the meters of a board, and observe the counters of those that work.
-
-    Args:
-        target: `ssh://user@host[:port]`.
-        spec: `auto` tries every meter of `find_meter`; otherwise the meter to test.
-    """
+    """Try the meters of a board (`ssh://user@host[:port]`), and observe the counters of those that work."""
     from .remote.client import Board
     from .remote.target import Target
 

@@ -45,15 +45,7 @@ def parse_share(text: str) -> float:
 
 
 def quick_error(graph: ChannelGraph, profile: Profile) -> float | None:
-    """Mean relative error of the quick fit in five-fold cross-validation.
-
-    Args:
-        graph: Counts MACs and bytes.
-        profile: A profile of this graph.
-
-    Returns:
-        The error, or None with fewer than ten samples.
-    """
+    """Mean relative error of the quick fit in five-fold cross-validation; None with fewer than ten samples."""
     from scipy.optimize import nnls  # slow to import
 
     samples = profile.corrected(allow_drift=True)
@@ -92,14 +84,9 @@ def check_points(samples: int) -> list[int]:
 
 
 class EarlyStop:
-    """Checks the error while a profile grows.
+    """Checks the error while a profile grows; without a target error, a profile is never stopped.
 
     The decision depends only on the profile, so an interrupted profile stops at the same sample.
-
-    Args:
-        graph: Graph of the profile.
-        target_error: Relative error to reach; None never stops.
-        fit_error: Computes the error.
     """
 
     def __init__(self, graph: ChannelGraph, target_error: float | None, fit_error: FitError = quick_error) -> None:

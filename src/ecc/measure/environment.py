@@ -11,12 +11,7 @@ import torch
 
 
 def environment(device_type: str | None, *, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Versions of the software, without host and user names.
-
-    Args:
-        device_type: torch device type, whose libraries are included; None if nothing runs.
-        proc: The proc file system, where Linux shows the version of NVIDIA's driver.
-    """
+    """Versions of the software, without host and user names; with those of a torch device type, if networks run."""
     from ecc import __version__
 
     found = {

@@ -163,11 +163,7 @@ def relative_interval(values: Sequence[float]) -> float | None:
 
 @lru_cache(maxsize=64)
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution, without SciPy, so that a board needs none.
-
-    Args:
-        freedom: Degrees of freedom, at least 1.
-    """
+    """The 97.5 % quantile of Student's t distribution, without SciPy, so that a board needs none."""
     low, high = 0.0, 20.0  # 12.7 at one degree of freedom
     while high - low > 1e-12 * high:
         middle = 0.5 * (low + high)

@@ -170,10 +170,7 @@ def header_conflict(
 ) -> tuple[str, Any, Any] | None:
     """The first field in which two headers contradict each other, with both values; None if they agree.
 
-    Args:
-        old: One header.
-        new: The other header.
-        ignore: Further fields that may differ, such as `design.shard`.
+    Fields in `ignore` may differ as well, such as `design.shard`.
     """
     mine, other = dict(_flatten(to_builtins(old))), dict(_flatten(to_builtins(new)))
     computed = old.device_type is None and new.device_type is None
@@ -431,12 +428,7 @@ class _HeaderLine:
 
 
 def parse_profile(data: bytes, path: str | Path) -> Profile:
-    """Parse the complete lines of a file.
-
-    Args:
-        data: Complete lines.
-        path: Name of the file, for messages.
-    """
+    """Parse the complete lines of a file."""
     lines = data.split(b"\n")[:-1]
     if not lines:
         raise BadFile(f"{path} is empty: it has no header of a profile.")
@@ -463,10 +455,7 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
 def check_samples(header: ProfileHeader, samples: Sequence[Sample], names: Sequence[str]) -> None:
     """Refuse samples without a cost or with impossible widths, and a sample that occurs twice.
 
-    Args:
-        header: Of the profile.
-        samples: Of a file, or made in Python.
-        names: The place of each sample, for messages.
+    The samples come from a file or were made in Python; the names say where, for messages.
     """
     inside = {name for branch in header.structure.branches for name in branch.groups}
     least, full = [0 if name in inside else 1 for name in header.groups], header.full_widths

@@ -67,12 +67,8 @@ class Progress:
 def profile_settings(source: EnergySource, *, device: str | None = None, **choices: Any) -> MeasureSettings:
     """Settings of a profile with some values chosen by the user; None keeps the default.
 
-    Defaults are `PROFILE_SETTINGS`, and `CLOCK_SETTINGS` for a clock of this machine.
-
-    Args:
-        source: An analytic source runs nothing, so any choice is refused.
-        device: Device chosen by the user; only checked here.
-        **choices: Options of `MeasureSettings`, by the names that the command line uses.
+    Defaults are `PROFILE_SETTINGS`, and `CLOCK_SETTINGS` for a clock of this machine. Choices have the names that the
+    command line uses. An analytic source runs nothing, so any choice is refused, as is a device.
     """
     given = {name: value for name, value in {"device": device, **choices}.items() if value is not None}
     if given and isinstance(source, Analytic):
@@ -101,14 +97,8 @@ def find_runner(
 ) -> tuple[MeasureSettings, RunnerSearch | None]:
     """Resolve `runner="auto"` by measuring, here or on a board; a profile that is resumed keeps its choice.
 
-    Args:
-        path: The profile.
-        model: The dense network.
-        example_input: One batch.
-        meter: The meter.
-        settings: Settings of the profile; returned unchanged unless its runner is `auto`.
-        device: Where networks run.
-        **options: Of `choose_runner`. Boards use `resource` and `report` only.
+    Other settings are returned unchanged. The options are those of `choose_runner`; boards use `resource` and `report`
+    only.
     """
     if settings.runner != "auto":
         return settings, None
@@ -247,14 +237,9 @@ def profile(
 
 
 def _profile_shards(meters: Sequence[EnergySource], path: Path, measure: Callable[..., Profile]) -> Profile:
-    """Measure shards of one profile on several equal boards at once, and merge them.
+    """Measure shards of one profile on several equal boards at once by `measure(meter, path, shard)`, and merge them.
 
     The shards are in files beside the profile, so that the same call resumes each of them.
-
-    Args:
-        meters: One meter for each board.
-        path: The merged profile.
-        measure: Measures one shard: `measure(meter, path, shard)`.
     """
     if path.exists():
         return Profile.load(path)

@@ -78,15 +78,7 @@ def open_profiler(
 class DeviceProfiler:
     """Builds networks of given widths on a device and measures them.
 
-    Args:
-        model: The dense network; it is not changed.
-        graph: Its channel graph.
-        example_input: One batch.
-        meter: Reads the device.
-        settings: How networks are run and measured.
-        device: Where; by default the device of the model.
-        clock: Time functions; those of the system by default.
-        runner_search: What `choose_runner` measured; only recorded.
+    The device is that of the model by default. What `choose_runner` measured (`runner_search`) is only recorded.
     """
 
     drifts = True
@@ -278,13 +270,7 @@ class DeviceProfiler:
 
 
 class AnalyticProfiler:
-    """Computes samples with an analytic source. Its profiles contain nothing that changes from day to day.
-
-    Args:
-        graph: The channel graph.
-        example_input: One batch; only its shape is used.
-        source: Computes costs.
-    """
+    """Computes samples with an analytic source. Its profiles contain nothing that changes from day to day."""
 
     drifts = False
 

@@ -10,11 +10,7 @@ _PI_FILE = "devices/platform/soc/soc:firmware/get_throttled"
 
 
 def throttling_reasons(sys: Path = Path("/sys")) -> tuple[str, ...] | None:
-    """Active reasons for reduced clocks; None if the kernel tells nothing.
-
-    Args:
-        sys: The sysfs file system.
-    """
+    """Active reasons for reduced clocks; None if the kernel tells nothing."""
     known, found = False, []
     for device in sorted((sys / "class" / "thermal").glob("cooling_device*")):
         kind, state = _read(device / "type"), _read(device / "cur_state")

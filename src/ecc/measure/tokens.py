@@ -88,9 +88,7 @@ class _Decode:
 def workload_model(model: Net, workload: TokenWorkload) -> Net:
     """A network with the parameters of a language model whose forward pass runs a workload.
 
-    Args:
-        model: A causal language model of transformers; it is not changed. Parameters are shared, not copied.
-        workload: Prefill or decode. The input of the new network is `workload_input(model, workload)`.
+    Parameters are shared, not copied. The input of the new network is `workload_input(model, workload)`.
     """
     _check_causal(model)
     step = copy.copy(model)
@@ -103,13 +101,7 @@ def workload_model(model: Net, workload: TokenWorkload) -> Net:
 
 
 def workload_input(model: nn.Module, workload: TokenWorkload, tokens: int | None = None) -> dict[str, Tensor]:
-    """Random tokens for one run of a workload.
-
-    Args:
-        model: Its vocabulary determines the tokens.
-        workload: Prefill or decode.
-        tokens: Tokens per sequence instead of those of the workload.
-    """
+    """Random tokens for one run of a workload, or this many tokens per sequence."""
     config: Any = model.config
     length = tokens or (workload.length if workload.name == "prefill" else 1)
     generator = torch.Generator().manual_seed(_SEED)
@@ -118,16 +110,11 @@ def workload_input(model: nn.Module, workload: TokenWorkload, tokens: int | None
 
 
 def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkload) -> ChannelGraph:
-    """The channel graph of a network with the layers, and so the counted costs, of a workload.
+    """The channel graph of a network with its groups and the layers, and so the counted costs, of a workload.
 
     A decode step is traced without a cache on two tokens per sequence. All layers are linear in the number of tokens
     but the products of queries with keys and values, which are quadratic. The former are halved; the latter read the
     whole cache.
-
-    Args:
-        model: The language model.
-        graph: Its channel graph, whose groups are kept.
-        workload: Prefill or decode.
     """
     known = _LAYERS.setdefault(model, {})
     if workload not in known:

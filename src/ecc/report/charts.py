@@ -45,9 +45,7 @@ MAX_LAYERS = 40
 def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
     """All figures that the data allow, in the order of the page.
 
-    Args:
-        report: The data.
-        validate: Check every chart against the Vega-Lite schema, which takes four times as long.
+    `validate` checks every chart against the Vega-Lite schema, which takes four times as long.
     """
     makers = (tradeoff, widths, layers, cost, loss, score, dual, width_duals, predictions, learning_curve)
     with schemapi.debug_mode(validate):

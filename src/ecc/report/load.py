@@ -321,12 +321,7 @@ def _mean_std(values: Iterable[float]) -> MeanStd | None:
 
 
 def load_report(folder: str | Path, follower: Follower | None = None) -> Report:
-    """All that a page shows of a run or of a grid of runs.
-
-    Args:
-        folder: Of the run, or of the grid.
-        follower: Reads histories; one that is kept between calls reads only new lines.
-    """
+    """All that a page shows of a run or of a grid. A follower that is kept between calls reads only new lines."""
     folder = Path(folder)
     if not folder.is_dir():
         raise BadFile(f"{folder} is not a folder. Give the folder of `ecc compress` or `ecc compare`.")

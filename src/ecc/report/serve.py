@@ -26,12 +26,7 @@ ADDRESS = "127.0.0.1"
 
 
 class LiveServer(ThreadingHTTPServer):
-    """A server for the page of one folder.
-
-    Args:
-        folder: Of a run or a grid of runs. It is read for each request; of histories, only new lines.
-        port: 0 selects a free port.
-    """
+    """A server for the page of one folder, which is read for each request. Port 0 selects a free port."""
 
     daemon_threads = True
 

@@ -11,10 +11,6 @@ class AlexNet(nn.Module):
 
     Parameters are named `features.0.weight` ... `classifier.6.bias`, as in torchvision, so that its
     published weights load. The one-tower form has no local response normalisation.
-
-    Args:
-        num_classes: Number of outputs.
-        dropout: Probability of dropping a feature before each hidden fully connected layer.
     """
 
     def __init__(self, num_classes: int = 1000, dropout: float = 0.5) -> None:

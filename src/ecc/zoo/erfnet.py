@@ -97,13 +97,7 @@ class Upsampler(nn.Module):
 
 
 class NonBottleneck1d(nn.Module):
-    """Residual block of two 3x3 convolutions, each split into a 3x1 and a 1x3 (Fig. 2c).
-
-    Args:
-        channels: Channels of the residual stream and of every inner layer.
-        dilation: Dilation of the second pair.
-        dropout: Probability of dropping a whole channel of the residual branch.
-    """
+    """Residual block of two 3x3 convolutions, each split into a 3x1 and a 1x3 (Fig. 2c); the second pair is dilated."""
 
     def __init__(self, channels: int, dilation: int = 1, dropout: float = 0.0) -> None:
         super().__init__()

@@ -264,12 +264,8 @@ def load_weights_(
 ) -> None:
     """Load published weights in place. If the number of classes differs, matching classes are selected, or none.
 
-    Args:
-        model: The network.
-        path: Safetensors file.
-        head: Name of the last layer, and the output axis of its weight.
-        published: By number of outputs in the file: the outputs that are our classes, in our order.
-        log: Called with a one-line note on outputs that do not match.
+    `head` is the name of the last layer and the output axis of its weight; `published` has, by the number of outputs in
+    the file, the outputs that are our classes, in our order.
     """
     weights = read_weights(path)
     layer, axis = head

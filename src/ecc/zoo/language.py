@@ -33,13 +33,10 @@ _EVALUATED = 64  # sequences that a held-out score is computed on
 
 
 class TokenBatches:
-    """Batches `{"input_ids", "labels"}` of equal sequences of tokens, in another order in each epoch.
+    """Batches `{"input_ids", "labels"}` of (sequences, length) tokens, in another order in each epoch.
 
-    It is a function of the epoch, as `Task.train_batches` expects, and its length is the number of batches.
-
-    Args:
-        sequences: (sequences, length) tokens.
-        batch_size: Sequences per batch; the last batch of an epoch is left out if it is smaller.
+    It is a function of the epoch, as `Task.train_batches` expects, and its length is the number of batches. The last
+    batch of an epoch is left out if it is smaller.
     """
 
     def __init__(self, sequences: Tensor, batch_size: int = BATCH_SIZE) -> None:
@@ -83,9 +80,7 @@ class _Epoch(Sequence[dict[str, Tensor]]):
 class LogLikelihood:
     """Score of a causal language model: the mean log-likelihood of a token. The perplexity is exp(-score).
 
-    Args:
-        sequences: (sequences, length) tokens. The first token of each has no prediction and does not count.
-        batch_size: Sequences at once.
+    The first token of each sequence has no prediction and does not count.
     """
 
     is_perplexity = True
@@ -109,12 +104,7 @@ class LogLikelihood:
 class EmbeddingSimilarity:
     """Score of an encoder: mean cosine similarity of its sentence embeddings to those of the dense encoder.
 
-    A sentence embedding is the mean of the last hidden state over the tokens.
-
-    Args:
-        dense: The dense encoder; a copy is kept.
-        sequences: (sequences, length) tokens.
-        batch_size: Sequences at once.
+    A sentence embedding is the mean of the last hidden state over the tokens. A copy of the dense encoder is kept.
     """
 
     def __init__(self, dense: nn.Module, sequences: Tensor, batch_size: int = BATCH_SIZE) -> None:
@@ -234,11 +224,7 @@ def language_task(
 
 
 def load_model(source: str | Path) -> tuple[nn.Module, str]:
-    """A model of transformers in float32, and its short name.
-
-    Args:
-        source: Folder with a saved model, or a name on the Hugging Face hub.
-    """
+    """A saved model of transformers, or one on the Hugging Face hub, in float32, and its short name."""
     hf, where, config = import_transformers(), str(source), load_config(source)
     kind = hf.AutoModelForCausalLM if _is_causal(config) else hf.AutoModel
     model: nn.Module = load_part(
@@ -265,12 +251,7 @@ def load_config(source: str | Path) -> Any:
 
 
 def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
-    """The tokenizer of a model.
-
-    Args:
-        source: Folder with a saved tokenizer, or a name on the Hugging Face hub.
-        vocabulary: Tokens that the model knows.
-    """
+    """The tokenizer of a model that knows `vocabulary` tokens."""
     hf, where = import_transformers(), str(source)
     tokenizer = load_part(where, "tokenizer", lambda: hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False))
     if len(tokenizer) > vocabulary:
@@ -282,16 +263,7 @@ def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
 
 
 def token_sequences(tokenizer: Any, files: Sequence[str | Path], length: int) -> Tensor:
-    """Text files as sequences of equal length; what is left at the end is dropped.
-
-    Args:
-        tokenizer: Of transformers.
-        files: UTF-8 text files, which are joined.
-        length: Tokens per sequence.
-
-    Returns:
-        (sequences, length) tokens.
-    """
+    """Joined UTF-8 text files as (sequences, length) tokens; what is left at the end is dropped."""
     tokens: list[int] = []
     for file in files:
         for part in _parts(_read_text(Path(file))):

@@ -38,12 +38,7 @@ MAX_BYTES = 1 << 20
 
 
 def parse(text: str, unit: str | None) -> tuple[float, str]:
-    """Parse the value in the last nonempty line, and its unit.
-
-    Args:
-        text: Output of the program.
-        unit: The declared unit; None uses the one in the text.
-    """
+    """The value in the last nonempty line of an output, and its unit: the declared one, or that in the text if None."""
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     found = _WITH_UNIT.search(line)
     if unit is None:
@@ -66,11 +61,8 @@ def parse(text: str, unit: str | None) -> tuple[float, str]:
 class CommandMeter:
     """A joule counter behind a program.
 
-    Args:
-        argv: The program and its arguments.
-        unit: One of `UNITS`; None reads it from the output.
-        stream: The program keeps running and prints a line for every value.
-        period_seconds: Time between two power samples, for a program that is run for every reading.
+    The unit is one of `UNITS`; None reads it from the output. A stream keeps running and prints a line for every value;
+    another program is run for every reading, or every `period_seconds` if it prints watts.
     """
 
     def __init__(

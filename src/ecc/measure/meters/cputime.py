@@ -21,12 +21,7 @@ _WATTS = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(m?)W
 
 
 class CpuTimeMeter:
-    """CPU time of all threads of the process, times declared watts.
-
-    Args:
-        watts: Power of one busy core; None if only the time is of interest.
-        cpu_seconds: The clock.
-    """
+    """CPU time of all threads of the process, times the declared watts of one busy core, if energy is of interest."""
 
     def __init__(self, watts: float | None = None, *, cpu_seconds: Callable[[], float] = time.process_time) -> None:
         if watts is not None and not (math.isfinite(watts) and watts > 0):

@@ -297,10 +297,7 @@ class Platform:
     def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
         """Joules and seconds of one inference of the graph's example input, with noise, if any.
 
-        Args:
-            graph: The network.
-            widths: Widths by group name; groups that are not named keep their full width.
-            repeat: Number of the repeat; each has its own noise.
+        Groups that are not named keep their full width. Each repeat has its own noise.
         """
         vector = graph.widths(widths)
         truth = self._total(graph, vector)

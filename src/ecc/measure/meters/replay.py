@@ -23,12 +23,7 @@ _MAX_SHOWN = 4  # differences in a message
 
 
 class Replay:
-    """The width configurations of a profile: an `Analytic`, not a meter.
-
-    Args:
-        profile: The recording.
-        name: Name of the file, for messages and labels.
-    """
+    """The width configurations of a profile: an `Analytic`, not a meter. The name is for messages and labels."""
 
     def __init__(self, profile: Profile, name: str) -> None:
         self._profile = profile

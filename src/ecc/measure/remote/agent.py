@@ -38,13 +38,7 @@ BuildTask = Callable[[Mapping[str, Any]], Any]
 
 
 def serve(source: BinaryIO, sink: BinaryIO, build_task: BuildTask | None = None) -> None:
-    """Answer requests until the link ends.
-
-    Args:
-        source: Requests.
-        sink: Answers.
-        build_task: Builds the profiler of a task, where ECC is installed.
-    """
+    """Answer requests until the link ends. `build_task` builds the profiler of a task, where ECC is installed."""
 
     def write(data: bytes) -> None:
         sink.write(data)

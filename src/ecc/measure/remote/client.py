@@ -57,11 +57,7 @@ class InstalledSpec:
 class Board:
     """A connection to a board that is made again when it is lost.
 
-    Args:
-        target: Where.
-        meter: Spec of the meter on the board.
-        task: A task that is installed on the board; None if networks are sent as ONNX files.
-        settings: How networks are run and measured.
+    With a task, networks are built on the board, where ECC is installed; otherwise they are sent as ONNX files.
     """
 
     def __init__(
@@ -201,8 +197,7 @@ def open_targets(
 ) -> RemoteMeter | RemotePlatform:
     """Open a meter on each of several equal boards, which share the samples of a profile; see `open_target`.
 
-    Returns:
-        The meter of the first board, with the `others`.
+    The result is the meter of the first board, with the `others`.
     """
     opened: list[RemoteMeter | RemotePlatform] = []
     try:

@@ -15,16 +15,7 @@ from ecc.settings import Design, MeasureSettings
 
 
 class InstalledTask:
-    """Answers the agent's questions about a task on the board.
-
-    Args:
-        model: The dense network.
-        graph: Its channel graph.
-        example_input: One batch.
-        meter: The open meter or platform.
-        settings: How networks are run and measured.
-        device: Where; a device that the meter sees by default.
-    """
+    """Answers the agent's questions about a task on the board."""
 
     def __init__(
         self,

@@ -138,13 +138,7 @@ class Link:
         return self._is_closed
 
     def call(self, op: str, data: bytes = b"", *, limit_seconds: float = 60.0, **fields: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer.
-
-        Args:
-            op: The request.
-            data: Binary data.
-            limit_seconds: Longest time to wait for the answer of an agent that gives signs of life.
-            **fields: Of the request.
+        """Send a request and wait for its answer, at most `limit_seconds` while the agent gives signs of life.
 
         Raises:
             LinkLost: If the link ends, the board hangs, or the stream is damaged.

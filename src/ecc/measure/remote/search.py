@@ -36,15 +36,7 @@ def choose_board_runner(
 ) -> tuple[MeasureSettings, RunnerSearch]:
     """Find the cheapest way to run the dense network on a board. Scores are not compared, only outputs.
 
-    Args:
-        model: The network; it is not changed.
-        example_input: One batch.
-        meter: Of the board. Of several boards, the first one is asked, and all use the result.
-        settings: How to measure; runner and precision are replaced.
-        precisions: Precisions to try.
-        resource: energy or latency; energy unless the meter is a clock.
-        output_tolerance: Allowed difference of outputs from fp32, relative to the largest output.
-        report: Called with a line of progress.
+    Of several boards, the first one is asked, and all use the result. The arguments are those of `choose_runner`.
     """
     info = meter.describe()
     search = _BoardSearch(model, example_input, meter, replace(settings, channels_last=False), output_tolerance)

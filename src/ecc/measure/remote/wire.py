@@ -31,11 +31,7 @@ class LinkLost(Exception):
 
 
 class FrameWriter:
-    """Writes frames; several threads may use it.
-
-    Args:
-        write: Writes all bytes, or raises OSError.
-    """
+    """Writes frames by a function that writes all bytes or raises OSError; several threads may use it."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write, self._number, self._lock = write, 0, threading.Lock()
@@ -65,11 +61,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Reads frames.
-
-    Args:
-        read: Returns exactly that many bytes, or fewer at the end of the stream.
-    """
+    """Reads frames by a function that returns exactly that many bytes, or fewer at the end of the stream."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read, self._number = read, 0

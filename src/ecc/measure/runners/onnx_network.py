@@ -87,13 +87,7 @@ def one_line_errors(what: str) -> Iterator[None]:
 
 
 class OnnxRunner:
-    """Exports a network, and runs the file with onnxruntime or OpenVINO.
-
-    Args:
-        spec: `onnxruntime:PROVIDER` or `openvino:DEVICE`.
-        precisions: Precisions of the runtime.
-        settings: Precision.
-    """
+    """Exports a network, and runs the file by `onnxruntime:PROVIDER` or `openvino:DEVICE`."""
 
     has_memory_format = False
     is_asynchronous = False
@@ -163,14 +157,10 @@ class OnnxNetwork:
         calibration: Sequence[Inputs] = (),
         float_nodes: Sequence[str] = (),
     ) -> OnnxNetwork:
-        """Export a network for the shapes of its example input.
+        """Export a network for the shapes of its example input; the network is not changed.
 
-        Args:
-            model: The network; it is not changed.
-            example_input: One batch.
-            precision: fp16 and int8 change the file; the others are a matter of the runtime.
-            calibration: Batches for the calibration of int8.
-            float_nodes: Names of nodes that int8 leaves in float.
+        fp16 and int8 change the file; other precisions are a matter of the runtime. int8 is calibrated on some batches
+        and leaves `float_nodes` in float.
         """
         import_runtime("onnxscript")
         import_runtime("onnxruntime")
@@ -290,8 +280,7 @@ def _weight_shapes(file: Any) -> dict[str, tuple[int, ...]]:
 def _free_sizes(onnx: Any, first: Any, other: Any) -> bool:
     """Replace sizes that depend on the widths by -1 in the first file, as reshapes allow.
 
-    Returns:
-        False if something else depends on the widths. Whether the sizes belong to reshapes shows when the file is run.
+    False if something else depends on the widths. Whether the sizes belong to reshapes shows when the file is run.
     """
     if [node.op_type for node in first.graph.node] != [node.op_type for node in other.graph.node]:
         return False
@@ -350,11 +339,8 @@ def quantize(
 ) -> bytes:
     """An ONNX file with int8 weights, by onnxruntime.
 
-    Args:
-        data: The float file.
-        feeds: Calibration batches, arrays by input name, for int8 activations. None scales activations at run time.
-        excluded: Names of nodes that stay in float.
-        has_fixed_shapes: Whether all shapes in the file are numbers.
+    Activations are int8 too if there are batches to calibrate with (`feeds`, arrays by input name); otherwise they are
+    scaled at run time. Nodes in `excluded` stay in float.
     """
     quantization: Any = import_runtime("onnxruntime.quantization")
     left = iter(feeds or ())

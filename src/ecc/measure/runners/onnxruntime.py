@@ -47,12 +47,7 @@ def _check_provider(runtime: Any, provider: str) -> None:
 class OnnxruntimeSession:
     """A loaded network. Inputs and outputs stay on the device of the provider, so that copies are not measured.
 
-    Args:
-        data: The file.
-        provider: Execution provider.
-        inputs: Arrays by input name.
-        precision: fp32 turns TF32 off on CUDA; tf32 turns it on.
-        threads: Threads on the CPU; None for the choice of onnxruntime.
+    fp32 turns TF32 off on CUDA; tf32 turns it on.
     """
 
     def __init__(

@@ -36,15 +36,7 @@ def available_arguments() -> list[str]:
 
 
 class OpenVinoSession:
-    """A loaded network.
-
-    Args:
-        data: The file.
-        device: OpenVINO device: CPU, GPU, ...
-        inputs: Arrays by input name.
-        precision: Inference precision, checked after loading, since OpenVINO treats it as a hint.
-        threads: Threads on the CPU; None for the choice of OpenVINO.
-    """
+    """A loaded network. The precision is checked after loading, since OpenVINO treats it as a hint."""
 
     def __init__(
         self, data: bytes, device: str, inputs: Mapping[str, Any], precision: str, threads: int | None

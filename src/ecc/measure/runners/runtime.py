@@ -50,14 +50,10 @@ def import_runtime(name: str) -> Any:
 def open_session(
     spec: str, data: bytes, inputs: Mapping[str, Any], *, precision: str = "fp32", threads: int | None = None
 ) -> Session:
-    """Load an ONNX network.
+    """Load an ONNX network by `onnxruntime:PROVIDER` or `openvino:DEVICE`.
 
-    Args:
-        spec: `onnxruntime:PROVIDER` or `openvino:DEVICE`.
-        data: The file.
-        inputs: Input arrays by name; others are ignored.
-        precision: Precision in which the runtime computes. The file already has the weights of fp16 and int8.
-        threads: Threads on the CPU; the choice of the runtime if None.
+    The precision is that of the runtime; the file already has the weights of fp16 and int8. Without a number of
+    threads, the runtime chooses one.
     """
     name, _, argument = spec.partition(":")
     opened: Session = importlib.import_module(f".{name}", __package__).load(data, argument, inputs, precision, threads)

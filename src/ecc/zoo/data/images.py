@@ -63,13 +63,7 @@ def load_center_crop(path: Path, size: Size) -> Array:
 
 
 def random_box(photo: tuple[int, int], size: Size, draw: Random) -> Box:
-    """Box of a random resized crop: `AREAS` of the photo, with an aspect ratio changed by `ASPECTS`.
-
-    Args:
-        photo: (width, height) of the photo.
-        size: (height, width) of the result.
-        draw: Random numbers.
-    """
+    """Box of a random resized crop: `AREAS` of the photo (width, height), with an aspect ratio changed by `ASPECTS`."""
     width, height = photo
     for _ in range(10):  # a box that does not fit is drawn again, as in the paper
         area = width * height * _between(*AREAS, draw)
