@@ -202,10 +202,11 @@ def choose_runner(
         made = replace(made, candidates=tuple(candidates))
     usable = [index for index in near if not candidates[index].excluded] or ranked
     made = replace(made, chosen=min(usable, key=lambda index: made.cost(candidates[index]) or float("inf")))
-    return _with(settings, made.best), made
+    return with_candidate(settings, made.best), made
 
 
-def _with(settings: MeasureSettings, one: RunnerCandidate) -> MeasureSettings:
+def with_candidate(settings: MeasureSettings, one: RunnerCandidate) -> MeasureSettings:
+    """Settings with the runner, precision and memory format of a candidate."""
     precision: Any = one.precision  # checked by the settings
     return replace(settings, runner=one.runner or None, precision=precision, channels_last=one.channels_last)
 
@@ -219,7 +220,7 @@ def _applies(one: RunnerCandidate, settings: MeasureSettings, device_type: str, 
     if one.precision == "tf32" and device_type != "cuda":
         return False
     try:
-        open_runner(one.runner, _with(settings, one)).close()
+        open_runner(one.runner, with_candidate(settings, one)).close()
     except EccError:
         return False
     return True
@@ -255,7 +256,7 @@ class _Search:
 
     def candidate(self, one: RunnerCandidate, output_tolerance: float, score_tolerance: float) -> RunnerCandidate:
         """Measure a candidate in one window; a failure becomes the reason of its exclusion."""
-        settings = _with(self._settings, one)
+        settings = with_candidate(self._settings, one)
         return self._caught(one, lambda: self._measure(one, settings, output_tolerance, score_tolerance))
 
     def _caught(self, one: RunnerCandidate, measured: Callable[[], RunnerCandidate]) -> RunnerCandidate:
@@ -273,7 +274,7 @@ class _Search:
 
     def repeat(self, one: RunnerCandidate) -> RunnerCandidate:
         """Measure a candidate again, with more windows; its outputs and score are known."""
-        settings = replace(_with(self._settings, one), min_repeats=2, max_repeats=4)
+        settings = replace(with_candidate(self._settings, one), min_repeats=2, max_repeats=4)
         return self._caught(one, lambda: self._cost(one, settings))
 
     def _measure(

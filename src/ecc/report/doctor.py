@@ -28,16 +28,6 @@ _NO_METER = (
     "No energy meter works on this machine, so ECC cannot measure the energy of a network. That is common in virtual "
     "machines, containers and laptops. ECC does not invent joules: choose a source, and pass it as --meter:"
 )
-_FALLBACK_HELP = {
-    "platform:jetson-tx2": "Estimates joules from published constants of a device (also jetson-orin-nano, h100). Needs "
-    "no hardware and takes seconds; every number is labelled as estimated. The best way to try ECC.",
-    "cputime:15W": "Multiplies the CPU time of your network by the power of one busy core, which you declare. Ranks "
-    "networks for a CPU.",
-    "command:PROGRAM": "Runs any program that prints joules or watts: a smart plug, a bench meter, a phone over adb, a "
-    "board over ssh.",
-    "replay:FILE": "Uses the numbers of a profile that was measured on another machine.",
-    "file.py:MyMeter": "Your own Python class with two methods, read() and describe().",
-}
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:
@@ -156,9 +146,8 @@ def _fallbacks(report: DoctorReport) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
-    known = {spec: what for spec, what in FALLBACKS if spec}
-    for spec in dict.fromkeys((*_FALLBACK_HELP, *known)):
-        grid.add_row(spec, Text(_FALLBACK_HELP.get(spec) or f"{known[spec].capitalize()}."))
+    for spec, what in FALLBACKS:
+        grid.add_row(spec, Text(f"{what[0].upper()}{what[1:]}."))
     yield Padding(grid, (0, 0, 0, 2))
     yield Text()
     for finding in report.meters:

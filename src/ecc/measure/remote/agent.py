@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from ecc.errors import EccError, first_line
 from ecc.measure.counter import CounterProbe, probe_counter
 from ecc.measure.meter import Meter, close_meter
-from ecc.measure.registry import find_meter, probe_meters
+from ecc.measure.registry import attempt_of, find_meter, probe_meters
 from ecc.measure.runners.runtime import SESSIONS, open_session
 from ecc.measure.window import measure, probe_under_load
 from ecc.settings import MeasureSettings
@@ -95,39 +95,28 @@ class _Board:
             return {**answer, "kind": "error", "type": type(error).__name__, "message": reason[:2000]}
 
     def _answer(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        work = {
-            "hello": self._hello,
-            "runners": self._runners,
-            "open": self._open,
-            "doctor": self._doctor,
-            "read": self._read,
-            "prepare": self._prepare,
-            "sample": self._sample,
-            "cost": self._cost,
-        }.get(str(message.get("op")))
-        if work is None:
-            raise EccError(f"the agent does not know the request {message.get('op')!r}.")
-        return work(message, data)
+        match message.get("op"):
+            case "hello":
+                return {"protocol": PROTOCOL, "pid": os.getpid(), "machine": machine()}
+            case "runners":
+                return {"runners": _runners()}
+            case "open":
+                return self._open(message)
+            case "doctor":
+                return {"findings": _findings(message.get("meter", "auto")), "machine": machine()}
+            case "read":
+                return {"joules": self._meter.read()}
+            case "prepare":
+                return self._prepare(message, data)
+            case "sample":
+                return self._sample(message, data)
+            case "cost":  # of an analytic platform, which has a task
+                found: dict[str, Any] = plain(self._profiler.cost(message["widths"], message.get("repeat", 0)))
+                return found
+        raise EccError(f"the agent does not know the request {message.get('op')!r}.")
 
-    def _hello(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        del message, data
-        return {"protocol": PROTOCOL, "pid": os.getpid(), "machine": machine()}
-
-    def _runners(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        """The runners of ONNX files, with the reason why one cannot be used, or an empty string."""
-        del message, data
-        found: dict[str, str] = {}
-        for name in SESSIONS:
-            try:
-                specs = importlib.import_module(f"ecc.measure.runners.{name}").available_arguments()
-                found |= {f"{name}:{argument}": "" for argument in specs}
-            except EccError as error:  # noqa: PERF203 - two runtimes
-                found[name] = str(error)
-        return {"runners": found}
-
-    def _open(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+    def _open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Open the meter, and build the task if the request names one."""
-        del data
         if self._meter is not None:
             close_meter(self._meter)
         self._meter = find_meter(message["meter"], device_type=message.get("device_type"))
@@ -140,62 +129,30 @@ class _Board:
             found |= {"header": plain(self._profiler.summary())}
         return found
 
-    def _read(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        del message, data
-        return {"joules": self._meter.read()}
-
-    def _doctor(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        """Try the meters, and observe the counters of those that work."""
-        del data
-        spec, findings = message.get("meter", "auto"), []
-        attempts = probe_meters() if spec == "auto" else []
-        if spec != "auto":
-            opened = find_meter(spec)
-            findings.append(_finding(spec, opened, opened.describe().device, ""))
-        findings += [_finding(one.name, one.meter, one.reason, one.remedy) for one in attempts]
-        return {"findings": findings, "machine": machine()}
-
     def _prepare(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Observe the counter under the dense network."""
         if self._profiler is not None:
             return {"counter": plain(self._profiler.prepare(None)), "header": plain(self._profiler.summary())}
-        settings = _settings(message)
         session = self._session(message, data)
         counter = probe_under_load(
-            session.run, self._meter, settings, device=session.device_type, is_asynchronous=False
+            session.run, self._meter, _settings(message), device=session.device_type, is_asynchronous=False
         )
         counter = dataclasses.replace(counter, idle_state=None)
         return {"counter": plain(counter), "device_type": session.device_type, "versions": session.versions()}
 
     def _sample(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        """Measure one network."""
+        """Measure one network; with the first numbers of each output, if they are requested to compare precisions."""
         counter = CounterProbe(**message["counter"])
         if self._profiler is not None:
             return {"sample": plain(self._profiler.measure(message["widths"], counter))}
-        session, settings = self._session(message, data), _settings(message)
+        session = self._session(message, data)
         result = measure(
-            session.run,
-            self._meter,
-            settings,
-            device=session.device_type,
-            is_asynchronous=False,
+            session.run, self._meter, _settings(message), device=session.device_type, is_asynchronous=False,
             counter=counter,
-        )
-        return {"sample": measured_fields(result)} | self._outputs(message, session)
-
-    @staticmethod
-    def _outputs(message: Mapping[str, Any], session: Any) -> dict[str, Any]:
-        """The first numbers of each output, if the request asks for them, to compare precisions."""
-        if not message.get("outputs"):
-            return {}
-        return {"outputs": [array.reshape(-1)[: message["outputs"]].tolist() for array in session.outputs()]}
-
-    def _cost(self, message: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        """Cost of widths on an analytic platform of this machine."""
-        del data
-        assert self._profiler is not None, "an analytic platform needs a task"
-        found: dict[str, Any] = plain(self._profiler.cost(message["widths"], message.get("repeat", 0)))
-        return found
+        )  # fmt: skip
+        count = message.get("outputs", 0)
+        outputs = [array.reshape(-1)[:count].tolist() for array in session.outputs()] if count else []
+        return {"sample": measured_fields(result), "outputs": outputs}
 
     def _session(self, message: Mapping[str, Any], data: bytes) -> Any:
         """Load the network of a request: an ONNX file, followed by the inputs that are not random numbers."""
@@ -217,29 +174,42 @@ class _Board:
         )
 
 
-def _finding(spec: str, meter: Any, reason: str, remedy: str) -> dict[str, Any]:
-    """A meter as `ecc doctor` shows it."""
-    found: dict[str, Any] = {"spec": spec, "works": meter is not None, "reason": reason, "remedy": remedy}
-    if meter is None:
-        return found
-    try:
-        info = meter.describe()
-        found |= {"info": plain(info), "is_meter": isinstance(meter, Meter), "reason": f"{info.device}, {info.scope}"}
-        if isinstance(meter, Meter):
-            found["counter"] = plain(
-                dataclasses.replace(probe_counter(meter, None, 1.0, clock=_clock()), idle_state=None)
-            )
-    except EccError as error:
-        found["trouble"] = str(error)
-    finally:
-        close_meter(meter)
+def _runners() -> dict[str, str]:
+    """The runners of ONNX files, with the reason why one cannot be used, or an empty string."""
+    found: dict[str, str] = {}
+    for name in SESSIONS:
+        try:
+            specs = importlib.import_module(f"ecc.measure.runners.{name}").available_arguments()
+            found |= {f"{name}:{argument}": "" for argument in specs}
+        except EccError as error:  # noqa: PERF203 - two runtimes
+            found[name] = str(error)
     return found
 
 
-def _clock() -> Any:
-    from ecc.measure.meter import Clock
-
-    return Clock()
+def _findings(spec: str) -> list[dict[str, Any]]:
+    """The meters as `ecc doctor` shows them: each is tried, and the counters of those that work are observed."""
+    findings = []
+    for attempt in probe_meters() if spec == "auto" else [attempt_of(spec, find_meter(spec))]:
+        meter = attempt.meter
+        found: dict[str, Any] = {"spec": attempt.name, "works": meter is not None, "reason": attempt.reason}
+        found["remedy"] = attempt.remedy
+        findings.append(found)
+        if meter is None:
+            continue
+        try:
+            info = meter.describe()
+            found |= {
+                "info": plain(info),
+                "is_meter": isinstance(meter, Meter),
+                "reason": f"{info.device}, {info.scope}",
+            }
+            if isinstance(meter, Meter):
+                found["counter"] = plain(dataclasses.replace(probe_counter(meter, None, 1.0), idle_state=None))
+        except EccError as error:
+            found["trouble"] = str(error)
+        finally:
+            close_meter(meter)
+    return findings
 
 
 def _settings(message: Mapping[str, Any]) -> MeasureSettings:

@@ -215,17 +215,30 @@ def _default(name: str) -> str:
     return "openvino:CPU" if name == "openvino" else "onnxruntime:CPUExecutionProvider"
 
 
-class RemotePlatform:
-    """An analytic platform on the board: an `Analytic`."""
+class _OnBoard:
+    """A meter or a platform of a board."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.others: tuple[RemoteMeter | RemotePlatform, ...] = ()
-        self.noise = 0.0 if "noise=" not in board.meter_spec else 1.0  # rounds differ
 
     def describe(self) -> MeterInfo:
-        """Description of the platform."""
+        """Description of the meter on the board."""
         return from_builtins(self.board.opened["meter"], MeterInfo, f"the meter of {self.board.target}")
+
+    def close(self) -> None:
+        """End the agent, and those of the other boards."""
+        for one in (self, *self.others):
+            one.board.close()
+
+
+class RemotePlatform(_OnBoard):
+    """An analytic platform on the board: an `Analytic`."""
+
+    @property
+    def noise(self) -> float:
+        """Not 0 if the rounds of a profile differ."""
+        return float("noise=" in self.board.meter_spec)
 
     def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
         """Joules and seconds of one inference."""
@@ -233,11 +246,6 @@ class RemotePlatform:
         kept = {name: int(width) for name, width in widths.items()}
         found = self.board.call_again("cost", widths=kept, repeat=repeat)
         return Reading(joules=float(found["joules"]), seconds=float(found["seconds"]))
-
-    def close(self) -> None:
-        """End the agent, and those of the other boards."""
-        for one in (self, *self.others):
-            one.board.close()
 
 
 def check_fingerprint(board: Board, graph: ChannelGraph) -> None:
@@ -250,25 +258,12 @@ def check_fingerprint(board: Board, graph: ChannelGraph) -> None:
         )
 
 
-class RemoteMeter:
+class RemoteMeter(_OnBoard):
     """A meter on the board. `profile` and `compress` measure with its `open_profiler`."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.others: tuple[RemoteMeter | RemotePlatform, ...] = ()
-
-    def describe(self) -> MeterInfo:
-        """Description of the meter on the board."""
-        return from_builtins(self.board.opened["meter"], MeterInfo, f"the meter of {self.board.target}")
 
     def read(self) -> float:
         """One reading of the counter on the board."""
         return float(self.board.call_again("read")["joules"])
-
-    def close(self) -> None:
-        """End the agent, and those of the other boards."""
-        for one in (self, *self.others):
-            one.board.close()
 
     def use_runner(self, settings: MeasureSettings) -> None:
         """Run networks as these settings say, on all boards."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ecc.errors import BadMeasurement, EccError
-from ecc.measure.runner_search import OUTPUT_TOLERANCE, PRECISIONS, RunnerCandidate, RunnerSearch
+from ecc.measure.runner_search import OUTPUT_TOLERANCE, PRECISIONS, RunnerCandidate, RunnerSearch, with_candidate
 from ecc.records import to_builtins
 from ecc.settings import MeasureSettings
 
@@ -29,9 +29,7 @@ def choose_board_runner(
     meter: RemoteMeter,
     settings: MeasureSettings,
     *,
-    precisions: Sequence[str] = PRECISIONS,
     resource: str | None = None,
-    output_tolerance: float = OUTPUT_TOLERANCE,
     report: Callable[[str], object] = lambda _: None,
 ) -> tuple[MeasureSettings, RunnerSearch]:
     """Find the cheapest way to run the dense network on a board. Scores are not compared, only outputs.
@@ -39,12 +37,13 @@ def choose_board_runner(
     Of several boards, the first one is asked, and all use the result. The arguments are those of `choose_runner`.
     """
     info = meter.describe()
-    search = _BoardSearch(model, example_input, meter, replace(settings, channels_last=False), output_tolerance)
+    settings = replace(settings, channels_last=False)
+    search = _BoardSearch(model, example_input, meter, settings)
     candidates: list[RunnerCandidate] = []
     for spec, problem in meter.board.call_again("runners")["runners"].items():
         name, _, argument = spec.partition(":")
         runtime = importlib.import_module(f"ecc.measure.runners.{name}")
-        supported = [one for one in precisions if one in runtime.PRECISIONS]
+        supported = [one for one in PRECISIONS if one in runtime.PRECISIONS]
         if problem or not argument:
             candidates.append(RunnerCandidate(runner=spec, precision="fp32", excluded=problem))
             continue
@@ -52,8 +51,7 @@ def choose_board_runner(
             supported = [one for one in supported if one != "tf32"]
         for precision in supported:
             candidates.append(search.candidate(RunnerCandidate(runner=spec, precision=precision)))
-            cost = candidates[-1].joules
-            report(f"{candidates[-1].name}: {candidates[-1].excluded or format(cost, '.4g')}")
+            report(f"{candidates[-1].name}: {candidates[-1].excluded or format(candidates[-1].joules, '.4g')}")
     usable = [one for one in candidates if not one.excluded]
     if not usable:
         reasons = "; ".join(f"{one.name}: {one.excluded}" for one in candidates) or "it has none"
@@ -63,21 +61,17 @@ def choose_board_runner(
         candidates=tuple(candidates),
         chosen=0,
         resource=resource or ("energy" if info.has_energy else "latency"),
-        output_tolerance=output_tolerance,
         label=info.label,
     )
     best = min(usable, key=lambda one: made.cost(one) or float("inf"))
-    made = replace(made, chosen=candidates.index(best))
-    return replace(settings, runner=best.runner, precision=best.precision, channels_last=False), made  # type: ignore[arg-type] # checked
+    return with_candidate(settings, best), replace(made, chosen=candidates.index(best))
 
 
 class _BoardSearch:
     """Measures candidates on a board."""
 
-    def __init__(
-        self, model: nn.Module, example_input: Inputs, meter: RemoteMeter, settings: MeasureSettings, tolerance: float
-    ) -> None:
-        self._model, self._inputs, self._meter, self._tolerance = model, example_input, meter, tolerance
+    def __init__(self, model: nn.Module, example_input: Inputs, meter: RemoteMeter, settings: MeasureSettings) -> None:
+        self._model, self._inputs, self._meter = model, example_input, meter
         self._settings = replace(settings, min_repeats=2, max_repeats=4)
         self._counter: Any = None
         self._wanted: Any = None
@@ -98,7 +92,7 @@ class _BoardSearch:
         from ecc.graph.numerics import relative_error
         from ecc.measure.runners.onnx_network import OnnxNetwork
 
-        settings: MeasureSettings = replace(self._settings, runner=one.runner, precision=one.precision)  # type: ignore[arg-type] # checked
+        settings = with_candidate(self._settings, one)
         network = OnnxNetwork.of(self._model, self._inputs, one.precision)
         request = {**onnx_request(network, settings, self._meter.threads), "settings": to_builtins(settings)}
         limit, board = limit_seconds(settings), self._meter.board
@@ -110,8 +104,8 @@ class _BoardSearch:
             self._wanted = outputs
         if self._wanted is not None:
             one = replace(one, difference=relative_error(self._wanted, outputs))
-            if not (one.difference or 0.0) <= self._tolerance:
-                allowed = f"{self._tolerance:.0%} allowed"
+            if not (one.difference or 0.0) <= OUTPUT_TOLERANCE:
+                allowed = f"{OUTPUT_TOLERANCE:.0%} allowed"
                 return replace(one, excluded=f"outputs differ by {one.difference:.1%} ({allowed})")
         sample = found["sample"]
         return replace(one, joules=float(sample["joules"]), seconds=float(sample["seconds"]))
