@@ -9,6 +9,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
 
 
 class EccError(Exception):
@@ -105,6 +107,34 @@ def describe_error(error: BaseException) -> str:
 def closest(word: str, known: Iterable[str]) -> str:
     """The known word that is closest to a misspelt one; empty if none is close."""
     return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'digits'?)` with the closest known word; empty if none is close."""
+    close = closest(word, known)
+    return f" (did you mean {close!r}?)" if close else ""
+
+
+def import_optional(module: str, what: str, *, package: str = "", install: str = "") -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: Its name.
+        what: What needs it, for the message.
+        package: Name of the package for readers, if it is not that of the module.
+        install: Argument of `pip install`, if it is not the package.
+
+    Raises:
+        BadTask: If it cannot be imported.
+    """
+    package = package or module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise BadTask(
+            f"{what} needs {package}, which cannot be imported ({one_line(error)}); pip install "
+            f"{install or package.lower()}."
+        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

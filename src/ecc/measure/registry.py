@@ -16,7 +16,6 @@ file.py:MyMeter your own class with read() and describe(), or cost() and describ
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import math
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, overload
 
-from ecc.errors import EccError, NoMeter, option_hint
+from ecc.errors import EccError, NoMeter, did_you_mean, option_hint
 
 from .meter import Analytic, EnergySource, Estimated, Meter, MeterInfo, close_meter
 
@@ -151,8 +150,7 @@ def _open(spec: str) -> EnergySource:
     name, _, argument = spec.partition(":")
     if name not in OPENERS:
         known = ", ".join(("auto", *OPENERS))
-        close = difflib.get_close_matches(name.lower(), OPENERS, n=1)
-        suggestion = f" (did you mean {close[0]!r}?)" if close else ""
+        suggestion = did_you_mean(name, OPENERS)
         raise NoMeter(f"meter {spec!r} is unknown{suggestion}; give one of {known}, or file.py:MyMeter.")
     return _check_readable(OPENERS[name](argument.strip()), spec)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.errors import BadTask
+from ecc.errors import import_optional
 from ecc.task import Task
 from ecc.torch_utils import device_of, eval_mode
 
@@ -134,13 +134,7 @@ def digits() -> Task:
 
 def load_digits_splits() -> DigitsSplits:
     """The images in three splits, the same on every machine."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise BadTask(
-            f"task 'digits' needs scikit-learn, which cannot be imported ({error}). Run: pip install scikit-learn"
-        ) from error
-    bunch = load_digits()
+    bunch = import_optional("sklearn.datasets", "task 'digits'", package="scikit-learn").load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # raw values are 0 to 16
     labels = torch.tensor(bunch.target, dtype=torch.int64)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.errors import BadTask, first_line
+from ecc.errors import BadTask, first_line, import_optional
 from ecc.io import read_text
 from ecc.task import MAX_BATCH_SIZE, WORKLOADS, Task, TokenWorkload
 from ecc.torch_utils import device_of, eval_mode
+from ecc.zoo.data.batches import SeededBatches
 
 LENGTH = 128
 """Tokens of a sequence by default: in training, of a prompt, and in the cache of a decode step."""
@@ -51,30 +53,15 @@ class TokenBatches:
     def __len__(self) -> int:
         return len(self.sequences) // self.batch_size
 
-    def __call__(self, epoch: int) -> Sequence[dict[str, Tensor]]:
+    def __call__(self, epoch: int) -> SeededBatches[dict[str, Tensor]]:
         """Batches of an epoch; always the same for one epoch."""
-        return _Epoch(self, epoch)
+        order = torch.randperm(len(self.sequences), generator=torch.Generator().manual_seed(epoch))
 
+        def make(number: int) -> dict[str, Tensor]:
+            tokens = self.sequences[order[number * self.batch_size : (number + 1) * self.batch_size]]
+            return {"input_ids": tokens, "labels": tokens}
 
-class _Epoch(Sequence[dict[str, Tensor]]):
-    """Batches of one epoch, made when they are used."""
-
-    is_seeded = True
-
-    def __init__(self, source: TokenBatches, epoch: int) -> None:
-        generator = torch.Generator().manual_seed(epoch)
-        self._source = source
-        self._order = torch.randperm(len(source.sequences), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:  # type: ignore[override]  # slices are not used
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        size = self._source.batch_size
-        tokens = self._source.sequences[self._order[number * size : (number + 1) * size]]
-        return {"input_ids": tokens, "labels": tokens}
+        return SeededBatches(len(self), make)
 
 
 class LogLikelihood:
@@ -183,8 +170,9 @@ def language_task(
     size = _EXAMPLE if is_causal else (batch, length)  # an encoder is measured on its example input
     example = {"input_ids": torch.randint(1, vocabulary, size, generator=generator)}
     workloads = tuple(TokenWorkload(name=one, batch=batch, length=length) for one in WORKLOADS) if is_causal else ()
+    task = Task(name=name, model=model, example_input=example, workloads=workloads)
     if not text:
-        return Task(name=name, model=model, example_input=example, workloads=workloads)
+        return task
     tokenizer = load_tokenizer(source, vocabulary)
     sequences = token_sequences(tokenizer, text, length)
     many = batch_size or BATCH_SIZE
@@ -197,27 +185,12 @@ def language_task(
         log(f"note: the score is computed on the last {kept} sequences of the text, which are not trained on.")
     batches = TokenBatches(sequences, many)
     log(f"text: {len(sequences):,} sequences of {length} tokens, {len(batches):,} batches of {many} per epoch.")
+    task = replace(task, train_batches=batches)
     if is_causal:
-        return Task(
-            name=name,
-            model=model,
-            example_input=example,
-            train_batches=batches,
-            evaluate=LogLikelihood(test, many),
-            evaluate_held_out=LogLikelihood(held_out[:_EVALUATED], many),
-            metric="perplexity",
-            workloads=workloads,
-        )
-    similarity = EmbeddingSimilarity(model, test, many)
-    return Task(
-        name=name,
-        model=model,
-        example_input=example,
-        loss=similarity.loss,
-        train_batches=batches,
-        evaluate=similarity,
-        evaluate_held_out=EmbeddingSimilarity(model, held_out[:_EVALUATED], many),
-    )
+        score, held_out_score = (LogLikelihood(tokens, many) for tokens in (test, held_out[:_EVALUATED]))
+        return replace(task, evaluate=score, evaluate_held_out=held_out_score, metric="perplexity")
+    similarity, own = (EmbeddingSimilarity(model, tokens, many) for tokens in (test, held_out[:_EVALUATED]))
+    return replace(task, loss=similarity.loss, evaluate=similarity, evaluate_held_out=own)
 
 
 # ---------------------------------------------------------------- model, tokenizer and text
@@ -366,13 +339,7 @@ def no_progress_bars() -> Iterator[None]:
 
 def import_transformers() -> Any:
     """The package transformers."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise BadTask(
-            f"tasks hf:... need transformers, which cannot be imported ({first_line(error)}); pip install "
-            "'ecc-compress[transformers]'."
-        ) from error
+    transformers = import_optional("transformers", "a task hf:...", install="'ecc-compress[transformers]'")
     if int(transformers.__version__.split(".")[0]) < 5:
         raise BadTask(
             f"tasks hf:... need transformers 5 or later, and {transformers.__version__} is installed; pip install -U "

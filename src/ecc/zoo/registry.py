@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import BadTask, closest, one_line
+from ecc.errors import BadTask, did_you_mean, import_optional, one_line
 from ecc.task import Task
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
@@ -69,11 +68,17 @@ def find_task(
     """
     if spec.startswith("hf:"):
         _refuse_options(spec, "the folder has its weights", weights=weights)
-        words: dict[str, Any] = {"text": tuple(text), "test_text": tuple(test_text), "length": length, "batch": batch}
-        words["gradient_checkpointing"] = gradient_checkpointing
-        return _from_transformers(
-            spec, words, data, image_size=image_size, batch_size=batch_size, device=device, log=log
-        )
+        path = spec.removeprefix("hf:")
+        if not is_image_classifier(path):
+            _refuse_options(spec, "give text files with --text", data=data, image_size=image_size)
+            return language_task(
+                path, text, test_text=test_text, length=length, batch_size=batch_size, batch=batch or 1,
+                gradient_checkpointing=gradient_checkpointing, log=log,
+            )  # fmt: skip
+        if text or test_text or length is not None or gradient_checkpointing:
+            raise BadTask(f"task {spec!r} classifies images and takes no text; give a data set with --data.")
+        images = None if data is None else find_data(data)
+        return image_classifier_task(path, images, image_size=image_size, batch_size=batch_size, device=device, log=log)
     if gradient_checkpointing:
         raise BadTask(
             f"task {spec!r} has no gradient checkpointing; only tasks hf:FOLDER and hf:NAME do. Use --micro-batch."
@@ -88,8 +93,10 @@ def find_task(
     if spec == "digits" or ":" in spec:
         way = f"only the bundled networks {', '.join(NETWORKS)} do. Your own function sets it itself"
         _refuse_options(spec, way, data=data, weights=weights, image_size=image_size, batch_size=batch_size)
-    if spec == "digits":
-        return digits()
+    return digits() if spec == "digits" else _from_library_or_file(spec)
+
+
+def _from_library_or_file(spec: str) -> Task:
     if spec.endswith(".toml"):
         raise BadTask(f"task {spec!r} is a recipe; give it to `ecc compare`, or name its network here.")
     if spec.endswith(".py"):
@@ -102,7 +109,7 @@ def find_task(
         return _from_torchvision(right)
     if left == "timm":
         return _from_timm(right)
-    suggestion = _did_you_mean(left, ("torchvision", "timm", "hf")) if left else _did_you_mean(spec, BUNDLED_TASKS)
+    suggestion = did_you_mean(left, ("torchvision", "timm", "hf")) if left else did_you_mean(spec, BUNDLED_TASKS)
     raise BadTask(
         f"unknown task {spec!r}{suggestion}; choose one of {', '.join(BUNDLED_TASKS)}, "
         "torchvision:NAME, timm:NAME, hf:FOLDER or path/to/file.py:function."
@@ -119,35 +126,13 @@ def _refuse_options(spec: str, way: str, **options: object) -> None:
 # ---------------------------------------------------------------- networks of other libraries
 
 
-def _from_transformers(
-    spec: str,
-    words: dict[str, Any],
-    data: str | Path | None,
-    *,
-    image_size: tuple[int, int] | None,
-    batch_size: int | None,
-    device: torch.device | str,
-    log: Callable[[str], None],
-) -> Task:
-    """A model of transformers: an image classifier with `data`, or one of text with the options in `words`."""
-    path = spec.removeprefix("hf:")
-    if not is_image_classifier(path):
-        _refuse_options(spec, "give text files with --text", data=data, image_size=image_size)
-        words["batch"] = words["batch"] or 1
-        return language_task(path, batch_size=batch_size, log=log, **words)
-    if words["text"] or words["test_text"] or words["length"] is not None or words["gradient_checkpointing"]:
-        raise BadTask(f"task {spec!r} classifies images and takes no text; give a data set with --data.")
-    images = None if data is None else find_data(data)
-    return image_classifier_task(path, images, image_size=image_size, batch_size=batch_size, device=device, log=log)
-
-
 def _from_torchvision(name: str) -> Task:
     """A network of torchvision at 224x224."""
-    models = _import_library("torchvision", f"torchvision:{name}", "torchvision.models")
+    models = _import_library("torchvision.models", f"torchvision:{name}")
     names: list[str] = models.list_models()
     if name not in names:
         raise BadTask(
-            f"torchvision has no network {name!r}{_did_you_mean(name, names)}; "
+            f"torchvision has no network {name!r}{did_you_mean(name, names)}; "
             "torchvision.models.list_models() lists them."
         )
     model: nn.Module = seeded(lambda: models.get_model(name, weights=None))
@@ -156,26 +141,22 @@ def _from_torchvision(name: str) -> Task:
 
 def _from_timm(name: str) -> Task:
     """A network of timm at the input size of its configuration."""
-    timm = _import_library("timm", f"timm:{name}", "timm")
+    timm = _import_library("timm", f"timm:{name}")
     if not timm.is_model(name):
-        suggestion = _did_you_mean(name, timm.list_models())
+        suggestion = did_you_mean(name, timm.list_models())
         raise BadTask(f"timm has no network {name!r}{suggestion}; timm.list_models() lists them.")
     model: nn.Module = seeded(lambda: timm.create_model(name, pretrained=False))
     config: dict[str, Any] = timm.data.resolve_model_data_config(model)
     return Task(name=name, model=model, example_input=_seeded_input(config["input_size"]))
 
 
-def _import_library(package: str, spec: str, module: str) -> Any:
+def _import_library(module: str, spec: str) -> Any:
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise BadTask(
-            f"task {spec!r} needs {package}, which cannot be imported ({one_line(error)}); pip install {package}."
-        ) from error
+        return import_optional(module, f"task {spec!r}")
     except RuntimeError as error:
         # A torchvision built for another torch misses its operators; timm imports torchvision.
         raise BadTask(
-            f"task {spec!r} needs {package}, which fails to load ({one_line(error)}); "
+            f"task {spec!r} needs {module.partition('.')[0]}, which fails to load ({one_line(error)}); "
             f"reinstall torchvision built for torch {torch.__version__}."
         ) from error
 
@@ -233,7 +214,7 @@ def _function_in(module: ModuleType, function_name: str, spec: str) -> Callable[
     ]
     if not hasattr(module, function_name):
         there = f"the file defines {', '.join(own)}" if own else "the file defines no function"
-        raise BadTask(f"task {spec!r}: no function {function_name!r}{_did_you_mean(function_name, own)}; {there}.")
+        raise BadTask(f"task {spec!r}: no function {function_name!r}{did_you_mean(function_name, own)}; {there}.")
     function: Callable[[], object] = getattr(module, function_name)
     if not callable(function):
         raise BadTask(
@@ -277,8 +258,3 @@ def _one_line(error: BaseException, path: Path) -> str:
 
 def _seeded_input(shape: tuple[int, int, int]) -> Tensor:
     return torch.randn(1, *shape, generator=torch.Generator().manual_seed(SEED))
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = closest(name, known)
-    return f" (did you mean {close!r}?)" if close else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask
 from ecc.task import MAX_BATCH_SIZE, Task
-from ecc.zoo.data.batches import ImageFormat, epoch_batches, evaluation_batches
+from ecc.zoo.data.batches import ImageFormat, SeededBatches, epoch_batches, evaluation_batches
 from ecc.zoo.data.sets import ImageData, Split
 from ecc.zoo.image_task import EVALUATION_PIXELS, SEED, top_k
 from ecc.zoo.language import import_transformers, load_config, load_part
@@ -76,24 +76,13 @@ def image_classifier_task(
     )
 
 
-class _LabelledBatches(Sequence[dict[str, Tensor]]):
+def _labelled_batches(
+    split: Split, form: ImageFormat, count: int, device: str, epoch: int
+) -> SeededBatches[dict[str, Tensor]]:
     """Batches `{"pixel_values", "labels"}`, with which models of transformers return their loss."""
-
-    is_seeded = True
-
-    def __init__(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:  # type: ignore[override]  # slices are not used
-        images, labels = self._batches[number]
-        return {"pixel_values": images, "labels": labels}
-
-
-def _labelled_batches(split: Split, form: ImageFormat, count: int, device: str, epoch: int) -> _LabelledBatches:
-    return _LabelledBatches(epoch_batches(split, form, count, device, epoch))
+    batches = epoch_batches(split, form, count, device, epoch)
+    names = ("pixel_values", "labels")
+    return SeededBatches(len(batches), lambda number: dict(zip(names, batches[number], strict=True)))
 
 
 def _accuracy(split: Split, form: ImageFormat, at_once: int, model: nn.Module) -> float:

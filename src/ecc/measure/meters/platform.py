@@ -21,7 +21,6 @@ labelled so. Because the exact values are known (`Platform.truth`), platforms al
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import statistics
@@ -32,7 +31,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ecc.errors import NoMeter
+from ecc.errors import NoMeter, did_you_mean
 from ecc.graph import ChannelGraph
 from ecc.measure.meter import Estimated, MeterInfo, Reading
 
@@ -282,8 +281,8 @@ class Platform:
     def __init__(self, name: str, *, noise: float = 0.0, seed: int = 0, tile: int = 1) -> None:
         name = ALIASES.get(name, name)
         if name not in PLATFORMS:
-            known = ", ".join(PLATFORMS)
-            raise NoMeter(f"platform {name!r} is unknown{_did_you_mean(name, list(PLATFORMS))}; known are {known}.")
+            suggestion, known = did_you_mean(name.replace("_", "-"), PLATFORMS), ", ".join(PLATFORMS)
+            raise NoMeter(f"platform {name!r} is unknown{suggestion}; known are {known}.")
         if not 0 <= noise <= 1:
             raise NoMeter(f"platform:{name}: noise={noise:g} is outside 0..1; 0.03 means 3 %.")
         if tile < 1:
@@ -396,9 +395,3 @@ def open_meter(argument: str) -> Platform:
             f"platform:{name}: {','.join(parts)!r} is not valid; write, for example, noise=0.03,seed=1."
         ) from None
     return Platform(name, noise=noise, seed=seed, tile=tile)
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    parts = [key for key in known if name and name.lower().replace("_", "-") in key]
-    close = parts or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -7,13 +7,12 @@ the seed of the epoch and on its index, not on the number of threads. Images are
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +35,7 @@ AHEAD = 2  # batches that are decoded while one is used
 MAX_SHIFT = 4 / 32  # of the side of a small image; He et al. (2016) pad 32 pixels by 4
 
 Batch = tuple[Tensor, Tensor]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,15 @@ def epoch_batches(
     chunks = list(order.split(batch))
     if len(chunks) > 1 and len(chunks[-1]) < batch:
         chunks.pop()
-    plan = _Plan(split, form, chunks, seed, torch.device(device))
-    return _MemoryBatches(plan) if isinstance(split, Packed | CachedScenes) else _FileBatches(plan)
+    return _prepared(_Plan(split, form, chunks, seed, torch.device(device)))
 
 
 def evaluation_batches(
     split: Split, form: ImageFormat, batch: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
     """All items in order, without augmentation; the last batch may be smaller."""
-    plan = _Plan(split, form, list(torch.arange(len(split)).split(batch)), None, torch.device(device))
-    batches: Sequence[Batch] = _MemoryBatches(plan) if isinstance(split, Packed | CachedScenes) else _FileBatches(plan)
-    return iter(batches)
+    chunks = list(torch.arange(len(split)).split(batch))
+    return iter(_prepared(_Plan(split, form, chunks, None, torch.device(device))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,48 +107,42 @@ class _Plan:
     device: torch.device
 
 
-class _Batches(Sequence[Batch]):
-    """A sequence of batches that are prepared on access."""
+class SeededBatches(Sequence[Made]):
+    """Batches that are made on access by a function of their number, without global random numbers."""
 
     is_seeded = True
-    """Random numbers come from the seed of the plan only; see `BatchStream`."""
+    """See `BatchStream`."""
 
-    def __init__(self, plan: _Plan) -> None:
-        self._plan = plan
+    def __init__(self, count: int, make: Callable[[int], Made]) -> None:
+        self._count, self._make = count, make
 
     def __len__(self) -> int:
-        return len(self._plan.chunks)
+        return self._count
 
-    @overload
-    def __getitem__(self, number: int) -> Batch: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
-        """A batch with float images on the device."""
-        if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
-        place = number + len(self) if number < 0 else number
-        if not 0 <= place < len(self):
-            raise IndexError(f"batch {number} of {len(self)}")
-        return self._prepare(place)
+    def __getitem__(self, number: int) -> Made:  # type: ignore[override]  # slices are not used
+        place = number + self._count if number < 0 else number
+        if not 0 <= place < self._count:
+            raise IndexError(f"batch {number} of {self._count}")
+        return self._make(place)
 
-    @abstractmethod
-    def _prepare(self, number: int) -> Batch:
-        """The batch at a valid index."""
+
+def _prepared(plan: _Plan) -> SeededBatches[Batch]:
+    in_memory = isinstance(plan.split, Packed | CachedScenes)
+    return SeededBatches(len(plan.chunks), _FromMemory(plan) if in_memory else _FromFiles(plan))
 
 
 # ---------------------------------------------------------------- from files
 
 
-class _FileBatches(_Batches):
+class _FromFiles:
     """Batches from files, decoded ahead in threads."""
 
     def __init__(self, plan: _Plan) -> None:
-        super().__init__(plan)
+        self._plan = plan
         self._coming: dict[int, list[Future[tuple[Array, Any]]]] = {}
         self._last: int | None = None
 
-    def _prepare(self, number: int) -> Batch:
+    def __call__(self, number: int) -> Batch:
         # With several processes each reads every n-th batch, so the next one is as far ahead as the last one was.
         stride = 1 if self._last is None or number <= self._last else number - self._last
         wanted = [number + step * stride for step in range(AHEAD + 1)]
@@ -158,7 +150,7 @@ class _FileBatches(_Batches):
             for future in self._coming.pop(place):
                 future.cancel()
         for place in wanted:
-            if place < len(self) and place not in self._coming:
+            if place < len(self._plan.chunks) and place not in self._coming:
                 rows = self._plan.chunks[place].tolist()
                 self._coming[place] = [thread_pool().submit(_item, self._plan, row) for row in rows]
         self._last = number
@@ -192,8 +184,11 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
 # ---------------------------------------------------------------- from memory
 
 
-class _MemoryBatches(_Batches):
+class _FromMemory:
     """Batches of images in memory, augmented on the device."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
 
     @cached_property
     def _packed(self) -> Packed:
@@ -208,7 +203,7 @@ class _MemoryBatches(_Batches):
         found: tuple[Tensor, ...] = rows.split([len(chunk) for chunk in chunks])
         return found
 
-    def _prepare(self, number: int) -> Batch:
+    def __call__(self, number: int) -> Batch:
         plan, packed, rows = self._plan, self._packed, self._rows[number]
         images, labels = plan.form.normalize(packed.images[rows]), packed.labels[rows]
         if plan.seed is not None:

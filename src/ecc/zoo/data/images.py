@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ecc.errors import BadTask
+from ecc.errors import BadTask, import_optional
 
 Array = NDArray[np.uint8]
 Size = tuple[int, int]
@@ -38,11 +38,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
 
 def pillow() -> Any:
     """Pillow's module `Image`."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise BadTask(f"reading photos needs Pillow, which cannot be imported ({error}); pip install pillow.") from None
-    return Image
+    return import_optional("PIL.Image", "reading photos", package="Pillow")
 
 
 # ---------------------------------------------------------------- classes: one label for a photo
