@@ -84,8 +84,7 @@ class CompressResult:
     @property
     def score(self) -> float | None:
         """Score of the slim network; None without `evaluate`."""
-        scores = self.summary.scores
-        return scores.get("finetuned", scores.get("pruned"))
+        return self.summary.score
 
     @property
     def energy(self) -> float | None:

@@ -112,7 +112,7 @@ def replace_file(path: str | Path) -> Iterator[Path]:
             raise OSError(errno.EINVAL, "it is not a regular file")  # root could replace /dev/null
         try:
             yield temporary
-            _sync(temporary)
+            sync_file(temporary)
             temporary.replace(path)
             sync_folder(path.parent)
         finally:
@@ -121,7 +121,8 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         raise BadFile(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from None
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Flush a file to the disk."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)

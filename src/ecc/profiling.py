@@ -15,6 +15,7 @@ from rich.console import Console
 from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadMeasurement, EccError, NoMeter, option_hint
+from ecc.graph import ChannelGraph
 from ecc.measure import (
     PROFILE_SETTINGS,
     Analytic,
@@ -155,45 +156,27 @@ def profile_and_fit(
         is_local = not isinstance(source, Analytic | RemoteMeter)
         device = default_device(source, wanted.runner) if is_local else None
         possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
+        design: dict[str, Any] = {
+            "samples": samples or min(SAMPLES, max(1, possible // 2)),
+            "design": "uniform" if preset == "paper" else "mixed",
+            "width_multiple": width_multiple,
+            "depth": depth,
+            "device": device,
+            "target_error": None if samples or preset == "paper" else TARGET_ERROR,
+        }
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
             for workload, path in paths.items():
-                model, layers, inputs, chosen, search = task.model, graph, example, wanted, None
                 if workload is None:
-                    chosen, search = find_runner(
-                        path,
-                        model,
-                        inputs,
-                        source,
-                        wanted,
-                        device=device,
-                        evaluate=task.evaluate,
-                        calibration=calibration_inputs(task),
-                        resource=resources[0],
-                        report=view.say,
-                    )
-                else:
-                    model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
-                    layers = workload_graph(task.model, graph, workload)
-                    if str(device).startswith("cuda") and "precision" not in (inference or {}):
-                        chosen = replace(wanted, precision="bf16")  # as language models are deployed
-                profile(
-                    model,
-                    layers,
-                    inputs,
-                    source,
-                    path,
-                    samples=samples or min(SAMPLES, max(1, possible // 2)),
-                    design="uniform" if preset == "paper" else "mixed",
-                    width_multiple=width_multiple,
-                    depth=depth,
-                    settings=chosen,
-                    runner_search=search,
-                    device=device,
-                    target_error=None if samples or preset == "paper" else TARGET_ERROR,
-                    progress=view,
-                )
+                    profile_task(task, graph, example, source, path, wanted, view, resource=resources[0], **design)
+                    continue
+                chosen = wanted
+                if str(device).startswith("cuda") and "precision" not in (inference or {}):
+                    chosen = replace(wanted, precision="bf16")  # as language models are deployed
+                model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
+                layers = workload_graph(task.model, graph, workload)
+                profile(model, layers, inputs, source, path, settings=chosen, progress=view, **design)
     distributed.gather(torch.zeros(1))  # the others wait for the profile
     family = "bilinear" if preset == "paper" else "auto"
     # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
@@ -201,6 +184,30 @@ def profile_and_fit(
         fit(Profile.load(paths[workload]), family, resource=resource, allow_drift=True)
         for resource, workload in workloads.items()
     ]
+
+
+def profile_task(
+    task: Task,
+    graph: ChannelGraph,
+    example_input: Inputs,
+    source: EnergySource,
+    path: Path,
+    settings: MeasureSettings,
+    view: ProfileProgress,
+    *,
+    device: str | None,
+    resource: str | None = None,
+    **design: Any,
+) -> Profile:
+    """Measure a network at many widths; runner "auto" is resolved first. Other arguments are those of `profile`."""
+    settings, search = find_runner(
+        path, task.model, example_input, source, settings, device=device, evaluate=task.evaluate,
+        calibration=calibration_inputs(task), resource=resource, report=view.say,
+    )  # fmt: skip
+    return profile(
+        task.model, graph, example_input, source, path, settings=settings, runner_search=search, device=device,
+        progress=view, **design,
+    )  # fmt: skip
 
 
 def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:

@@ -152,6 +152,11 @@ class RunSummary:
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the software of the measurements."""
 
+    @property
+    def score(self) -> float | None:
+        """Score of the slim network; None if the task has none."""
+        return self.scores.get("finetuned", self.scores.get("pruned"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrontRow(BudgetResult):

@@ -58,9 +58,7 @@ def export(
     from rich.console import Console
 
     from ecc.export import export_run
-    from ecc.records import read_record
     from ecc.report.terminal import export_table
-    from ecc.run_records import RunSummary
 
     shown = console(is_shown=not quiet and not as_json)
     result = export_run(
@@ -74,9 +72,8 @@ def export(
         log=(lambda _: None) if shown is None else lambda line: shown.print(line, markup=False, highlight=False),
     )
     if as_json:
-        scores = read_record(run / "summary.json", RunSummary).scores
         facts = {"folder": str(result.folder), "files": result.files, "notes": result.notes}
-        print_json({**facts, "score": scores.get("finetuned", scores.get("pruned"))})
+        print_json({**facts, "score": result.summary.score})
     elif not quiet:
         Console().print(export_table(result))
 

@@ -76,14 +76,13 @@ def profile(
       pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
     from ecc.measure import Analytic, EnergySource, close_meter, find_meter
-    from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import default_device, find_runner, profile_settings
+    from ecc.measure.profiler import default_device, profile_settings
     from ecc.measure.remote.client import InstalledSpec, open_targets
     from ecc.methods.base import trace_task
     from ecc.options import flat_values, settings_from
-    from ecc.profiling import calibration_inputs
+    from ecc.profiling import profile_task
     from ecc.records import to_builtins
     from ecc.report.live import ProfileProgress
     from ecc.report.terminal import profile_summary, profile_text
@@ -106,31 +105,11 @@ def profile(
         view.announce(source.describe(), ", ".join(targets) or device)
         graph, example_input = trace_task(job, batch, freeze)
         with view:
-            chosen, search = find_runner(
-                output,
-                job.model,
-                example_input,
-                source,
-                chosen,
-                device=device,
-                evaluate=job.evaluate,
-                calibration=calibration_inputs(job),
-                report=view.say,
-            )
-            result = measure_profile(
-                job.model,
-                graph,
-                example_input,
-                source,
-                output,
-                **design,
-                settings=chosen,
-                runner_search=search,
-                device=device,
+            result = profile_task(
+                job, graph, example_input, source, output, chosen, view, device=device, **design,
                 target_error=None if target_error is None else parse_share(target_error),
                 shard=None if shard is None else parse_shard(shard),
-                progress=view,
-            )
+            )  # fmt: skip
     except KeyboardInterrupt:
         click.echo(f"\nstopped; {view.so_far(output)}", err=True)
         raise click.exceptions.Exit(130) from None
@@ -139,8 +118,8 @@ def profile(
     if as_json:
         print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
-        if search is not None:
-            click.echo(search.table())
+        if result.header.runner_search is not None:
+            click.echo(result.header.runner_search.table())
         click.echo(profile_text(result, output, graph))
 
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,9 @@ class Format:
 
 def export_program(model: nn.Module, example_input: Inputs) -> torch.export.ExportedProgram:
     """Export a network with a dynamic batch size."""
-    several = with_batch_size(
-        example_input, max(2, batch_size_of(example_input))
-    )  # a size of 1 would be taken as a constant
+    several = _several_items(example_input)
     args, kwargs = as_call(several)
-    batch = torch.export.Dim("batch")
-    size = batch_size_of(several)
+    batch, size = torch.export.Dim("batch"), batch_size_of(several)
 
     def axes(tensor: Tensor, name: str = "") -> dict[int, Any] | None:
         if not tensor.dim() or len(tensor) != size:
@@ -73,6 +71,11 @@ def export_program(model: nn.Module, example_input: Inputs) -> torch.export.Expo
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # files would contain source lines and local paths
     return program
+
+
+def _several_items(example_input: Inputs) -> Inputs:
+    """At least two items: an exporter would take a batch size of 1 as a constant."""
+    return with_batch_size(example_input, max(2, batch_size_of(example_input)))
 
 
 @contextmanager
@@ -96,14 +99,13 @@ def _write_pt2(model: nn.Module, example_input: Inputs, path: Path) -> None:
 
 
 def _run_pt2(path: Path) -> Runner:
-    module = torch.export.load(path).module()
+    return partial(_run_module, torch.export.load(path).module())
 
-    @torch.no_grad()
-    def run(inputs: Inputs) -> list[Tensor]:
-        args, kwargs = as_call(inputs)
-        return list(tensors_in(module(*args, **kwargs)))
 
-    return run
+@torch.no_grad()
+def _run_module(module: nn.Module, inputs: Inputs) -> list[Tensor]:
+    args, kwargs = as_call(inputs)
+    return list(tensors_in(module(*args, **kwargs)))
 
 
 # ---------------------------------------------------------------- ONNX
@@ -117,8 +119,7 @@ def _write_onnx(model: nn.Module, example_input: Inputs, path: Path) -> None:
 
 
 def _run_onnx(path: Path) -> Runner:
-    session = onnx_session(path)
-    return lambda inputs: run_session(session, inputs)
+    return partial(run_session, onnx_session(path))
 
 
 def onnx_session(path: Path) -> Any:
@@ -149,7 +150,7 @@ def onnx_inputs(session: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 def _write_torchscript(model: nn.Module, example_input: Inputs, path: Path) -> None:
-    args, kwargs = as_call(with_batch_size(example_input, max(2, batch_size_of(example_input))))
+    args, kwargs = as_call(_several_items(example_input))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     with one_line_errors("torch.jit cannot trace this network"), _deprecated():
         # The file is verified below, so torch need not check it; strict=True would refuse dicts as outputs.
@@ -158,14 +159,7 @@ def _write_torchscript(model: nn.Module, example_input: Inputs, path: Path) -> N
 
 def _run_torchscript(path: Path) -> Runner:
     with _deprecated():
-        module = torch.jit.load(str(path))
-
-    @torch.no_grad()
-    def run(inputs: Inputs) -> list[Tensor]:
-        args, kwargs = as_call(inputs)
-        return list(tensors_in(module(*args, **kwargs)))
-
-    return run
+        return partial(_run_module, torch.jit.load(str(path)))
 
 
 FORMATS: Mapping[str, Format] = {

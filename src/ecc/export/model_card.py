@@ -59,8 +59,8 @@ def _results(summary: RunSummary) -> str:
         if count is not None:
             rows.append([f"{name} (counted)", si(count.dense, ""), si(count.result, ""), "", ""])
     if summary.scores:
-        final = summary.scores.get("finetuned", summary.scores.get("pruned"))
-        shown = ["" if one is None else score_text(one, summary.metric) for one in (summary.scores.get("dense"), final)]
+        both = (summary.scores.get("dense"), summary.score)
+        shown = ["" if one is None else score_text(one, summary.metric) for one in both]
         rows.append([escape(summary.metric), *shown, "", ""])
     lines = [["", "before", "after", "budget", ""], ["---", "---:", "---:", "---:", "---"], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -26,7 +26,7 @@ from ecc.graph.forward_pass import as_call
 from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
-from ecc.io import is_locked, lock_folder, sync_folder, write_bytes
+from ecc.io import is_locked, lock_folder, sync_file, sync_folder, write_bytes
 from ecc.measure.runners.runtime import import_runtime
 from ecc.records import read_record, write_record
 from ecc.run_records import RunSummary
@@ -304,11 +304,7 @@ def _publish(files: Sequence[Path], folder: Path, *, force: bool) -> None:
             raise BadFile(f"{other} exists and is not a file; give another folder.")
     for file in files:
         file.chmod(0o666 & ~_umask())  # some writers make private files
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(file)
     for file in files:
         file.replace(folder / file.name)
     sync_folder(folder)

@@ -68,13 +68,15 @@ def load_slim(model: Net, path: str | Path) -> Net:
 
 def slim_from_state(model: Net, state: Any, file: Path) -> Net:
     """`load_slim` with the state of a file: tensors by name, and attributes of modules that were pruned."""
-    sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
-    removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
-    norms = read_masked_norms(model, state.pop(MASKED_NORMS, []), file) if isinstance(state, dict) else []
+    if not isinstance(state, dict):
+        raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")
+    sizes = _sizes(model, state.pop(SIZES, {}), file)
+    removed = read_removed(model, state.pop(REMOVED, {}), file)
+    norms = read_masked_norms(model, state.pop(MASKED_NORMS, []), file)
     if removed:  # a copy with the same tensors, without the removed modules
         model = rebuild(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
         replace_modules_(model, removed)
-    if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
+    if not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")
     names = {id(tensor): name for name, tensor in unsaved_tensors(model).items()}
     names |= {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # hooks may rename tensors

@@ -33,10 +33,10 @@ AUTO = ("nvml", "jetson", "amd", "apple", "rapl")
 """Meters that `auto` tries, in this order. All of them read a device."""
 
 FALLBACKS = (
-    ("platform:jetson-tx2", "estimate from published constants, needs no hardware (also jetson-orin-nano, h100, ...)"),
+    ("platform:jetson-tx2", "estimate from published constants (also jetson-orin-nano, h100, eyeriss, ...)"),
     ("cputime:15W", "CPU time of this process x the power of a busy core, declared by you"),
     ("cputime", "latency in CPU time, without energy (wall: in wall-clock time)"),
-    ("command:PROGRAM", "any program that prints joules or watts: a smart plug, a bench meter, a board behind ssh"),
+    ("command:PROGRAM", "any program that prints joules or watts"),
     ("replay:FILE", "numbers of a profile that was measured elsewhere"),
     ("file.py:MyMeter", "your own class with read() and describe()"),
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -21,6 +20,8 @@ from ecc.measure.profiler import Progress
 from ecc.records import to_builtins
 from ecc.run_records import Feasibility
 
+View = TypeVar("View", bound="_View")
+
 BARS = "▁▂▃▄▅▆▇█"
 
 LINE_SECONDS = 30.0
@@ -32,11 +33,38 @@ LINE_SAMPLES = 10
 _REFRESHES = 2  # per second
 
 
-class CompressProgress:
+class _View:
+    """Lines on a console, if there is one, and in a terminal a live display inside a `with` block."""
+
+    def __init__(self, console: Console | None, now: Callable[[], float]) -> None:
+        self._console, self._now = console, now
+        self._display: Live | RichProgress | None = None
+        if console is not None and console.is_terminal:
+            self._display = self._make_display(console)
+
+    def _make_display(self, console: Console) -> Live | RichProgress:
+        raise NotImplementedError
+
+    def __enter__(self: View) -> View:
+        if self._display is not None:
+            self._display.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._display is not None:
+            self._display.stop()
+
+    def say(self, sentence: str) -> None:
+        """Print a line."""
+        if self._console is not None:
+            self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+class CompressProgress(_View):
     """Shows the progress of a compression. Pass it as `history`, inside a `with` block."""
 
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._now = console, now
+        super().__init__(console, now)
         self._ends: dict[str, int] = {}
         self._budgets: dict[str, Feasibility] = {}
         self._full: dict[str, int] = {}
@@ -45,22 +73,9 @@ class CompressProgress:
         self._end_times: dict[str, float] = {}  # of the phase, and of the run
         self._phase_start: tuple[str, float, int] | None = None  # name, time, and steps before, in this session
         self._next_line = now() + LINE_SECONDS
-        self._live: Live | None = None
-        if console is not None and console.is_terminal:
-            self._live = Live(
-                get_renderable=self._picture, console=console, refresh_per_second=_REFRESHES, transient=True
-            )
 
-    def __enter__(self) -> CompressProgress:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def _make_display(self, console: Console) -> Live:
+        return Live(get_renderable=self._picture, console=console, refresh_per_second=_REFRESHES, transient=True)
 
     def plan(
         self, ends: Mapping[str, int], budgets: Sequence[Feasibility], full: Mapping[str, int], processes: int = 1
@@ -80,11 +95,6 @@ class CompressProgress:
         """Print a table."""
         if self._console is not None:
             self._console.print(what)
-
-    def say(self, sentence: str) -> None:
-        """Print a line."""
-        if self._console is not None:
-            self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     def log(self, record: Any) -> None:
         """Show a line of the history: a record of `ecc.run_records`, or the same as a mapping."""
@@ -118,7 +128,7 @@ class CompressProgress:
         steps = f" of {self._ends[phase] - (done - step)}" if phase in self._ends else ""
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         self._where = f"{phase} step {step}{steps}  loss {loss}"
-        if self._live is None and self._now() >= self._next_line:
+        if self._display is None and self._now() >= self._next_line:
             self._next_line = self._now() + LINE_SECONDS
             parts = (self._where, self._score, self._time_left(), self._cost)
             self.say(", ".join(part for part in parts if part).replace("  ", ", "))
@@ -155,63 +165,39 @@ def sparkline(ratios: Iterable[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(ratio * len(BARS)))] for ratio in ratios)
 
 
-class ProfileProgress:
+class ProfileProgress(_View):
     """Shows the progress of a profile. Pass it as `progress`, inside a `with` block."""
 
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._now = console, now
+        super().__init__(console, now)
         self._first_line = ""
         self._last: Progress | None = None
         self._start: tuple[float, int] | None = None
-        self._bar: RichProgress | None = None
-        if console is not None and console.is_terminal:
-            self._bar = RichProgress(
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}", markup=False),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self._bar_task = self._bar.add_task("", total=None)
 
-    def __enter__(self) -> ProfileProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def _make_display(self, console: Console) -> RichProgress:
+        text = TextColumn("{task.description}", markup=False)
+        bar = RichProgress(BarColumn(bar_width=24), MofNCompleteColumn(), text, TimeRemainingColumn(), console=console)
+        self._bar_task = bar.add_task("", total=None)
+        return bar
 
     def announce(self, meter: MeterInfo, device: str | None) -> None:
         """Set the first line: the meter, and the device that networks run on (None: they are not run)."""
         place = "networks are not run" if device is None else f"networks run on {device}"
         self._first_line = f"{meter.name}: {meter.device}, {meter.scope}, {meter.reads} ({meter.label}); {place}"
 
-    def say(self, sentence: str) -> None:
-        """Print a line."""
-        if self._console is not None:
-            self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
     def __call__(self, progress: Progress) -> None:
         """Show one step."""
         self._last = progress
         if self._start is None:
             self._start = self._now(), progress.done
-        if self._console is None:
-            return
         for text in filter(None, (self._first_line, progress.message)):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.say(text)
         self._first_line = ""
-        sample = progress.sample
-        if self._bar is not None:
-            description = _describe(progress)
-            self._bar.update(self._bar_task, completed=progress.done, total=progress.total, description=description)
-        elif sample is not None and not sample.is_reference and self._is_due(progress):
-            line = f"{progress.done} of {progress.total} samples, {_describe(progress)}{self._time_left(progress)}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        sample, done, total = progress.sample, progress.done, progress.total
+        if isinstance(self._display, RichProgress):
+            self._display.update(self._bar_task, completed=done, total=total, description=_describe(progress))
+        elif sample is not None and not sample.is_reference and (done % LINE_SAMPLES == 0 or done == total):
+            self.say(f"{done} of {total} samples, {_describe(progress)}{self._time_left(progress)}")
 
     def so_far(self, path: str | Path) -> str:
         """What an interrupted profile leaves behind."""
@@ -220,9 +206,6 @@ class ProfileProgress:
         # The file may hold a sample that was written at the last moment.
         done = len(Profile.load(path).design_samples) if Path(path).exists() else self._last.done
         return f"{done} of {self._last.total} samples are in {path}. Run the same command again to resume."
-
-    def _is_due(self, progress: Progress) -> bool:
-        return progress.done % LINE_SAMPLES == 0 or progress.done == progress.total
 
     def _time_left(self, progress: Progress) -> str:
         assert self._start is not None

@@ -108,7 +108,7 @@ class Run:
     @property
     def gained(self) -> bool:
         """Whether the score is higher than that of the dense network."""
-        final = self.scores.get("finetuned", self.scores.get("pruned"))
+        final = None if self.summary is None else self.summary.score
         return final is not None and final > self.scores.get("dense", final)
 
     @property

@@ -374,8 +374,8 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
         table.add_row("prunable weights (counted)", *totals, "", "", "")
     scores = summary.scores
     if scores:
-        final = scores.get("finetuned", scores.get("pruned"))
-        shown_scores = ["" if one is None else score_text(one, summary.metric) for one in (scores.get("dense"), final)]
+        both = (scores.get("dense"), summary.score)
+        shown_scores = ["" if one is None else score_text(one, summary.metric) for one in both]
         table.add_row(summary.metric, *shown_scores, "", "", "")
     full, kept = (summary.full_widths, summary.widths) if sparse is None else (sparse.weights, sparse.nonzeros)
     parts = [f"{name} {count}/{full[name]}" for name, count in kept.items() if count != full.get(name, count)]
@@ -457,7 +457,7 @@ def _mean_std(found: MeanStd | None) -> str:
 
 def export_table(result: ExportedRun) -> RenderableType:
     """The files of an export, how they were verified, and their latency in onnxruntime."""
-    score = result.summary.scores.get("finetuned", result.summary.scores.get("pruned"))
+    score = result.summary.score
     files = _table("file", "bytes", "dense bytes", "max relative error", "tolerance")
     times = _table("onnxruntime", "before", "after", "speedup")
     notes: dict[str, None] = {}  # each once, in order
