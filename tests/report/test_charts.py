@@ -13,7 +13,7 @@ from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.report import charts
 from ecc.report.chart_parts import COLOURS, SHAPES
-from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_tradeoff
+from ecc.report.figures import draw_figures, draw_fit
 from ecc.report.load import load_report
 from methods.jobs import digits_profile
 from report.folders import HOSTILE, write_grid, write_run
@@ -103,11 +103,9 @@ def test_figures_are_written_as_svg_and_png_without_css_variables(tmp_path: Path
 
 def test_the_tradeoff_of_a_grid_is_written_with_a_legend(tmp_path: Path) -> None:
     report = load_report(write_grid(tmp_path / "runs"))
-    text = draw_tradeoff(report, tmp_path / "grid.svg").read_text(encoding="utf-8")
+    draw_figures(report, tmp_path / "figures")
+    text = (tmp_path / "figures" / "tradeoff.svg").read_text(encoding="utf-8")
     assert all(method in text for method in report.methods)
-    assert draw_tradeoff(report, tmp_path / "grid.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(BadFile, match="no finished run of the grid has a score"):
-        draw_tradeoff(load_report(write_run(tmp_path / "run")), tmp_path / "run.svg")
 
 
 @cache
@@ -127,8 +125,3 @@ def test_paths_that_cannot_be_written_are_refused_early(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hours of measurements")
     with pytest.raises(BadFile, match="cannot create the folder"):
         draw_fit(ablation(), "x", tmp_path / "file" / "inside", "x")
-    check_figure_path(tmp_path / "new.svg")
-    (tmp_path / "old.svg").write_text("something else")
-    for name, message in (("a.gif", "End it in .svg"), ("no/a.svg", "does not exist"), ("old.svg", "old.svg")):
-        with pytest.raises(BadFile, match=message):
-            check_figure_path(tmp_path / name)

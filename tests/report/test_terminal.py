@@ -382,7 +382,7 @@ def test_the_export_table_has_errors_and_latencies() -> None:
         Exported(format="onnx", file="slim.onnx", beside_bytes=5678, latency=latency, **common),
         Exported(format="onnx", file="slim.int8.onnx", score=0.85, **(common | {"tolerance": None})),
     )
-    summary: Any = SimpleNamespace(scores={"finetuned": 0.9})
+    summary: Any = SimpleNamespace(score=0.9)
     text = shown(terminal.export_table(ExportedRun(Path("run/export"), files, summary, ("[a note]",))), width=120)
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
     assert ["slim.pt2", "1,234", "2.2e-07", "0.0001"] in rows

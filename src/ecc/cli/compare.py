@@ -66,7 +66,6 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
     "--quick", is_flag=True, is_eager=True, callback=_use_quick, help="Few steps, one seed, two budgets: to try it out."
 )
 @run_options(common=False)
-@option("--figure", type=PATH, metavar="FILE", common=False, help="Draw the score over the cost.")
 @option(
     "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], common=False,
     help="local, or ray: on all machines of a Ray cluster.",
@@ -87,7 +86,6 @@ def compare(
     samples: int | None,
     freeze: tuple[str, ...],
     device: str | None,
-    figure: Path | None,
     backend: str,
     as_json: bool,
     **data: Any,
@@ -129,14 +127,10 @@ def compare(
     from rich.console import Console  # here and not above: mistakes in the command line are answered at once
 
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.report.load import load_grid, load_report
+    from ecc.report.load import load_grid
     from ecc.report.terminal import grid_table
     from ecc.training import Interrupted
 
-    if figure is not None:
-        from ecc.report.figures import check_figure_path
-
-        check_figure_path(figure)
     shown = console(is_shown=not as_json)
 
     def tell(line: str) -> None:
@@ -157,10 +151,6 @@ def compare(
         click.echo(f"\n{stop}", err=True)
         raise click.exceptions.Exit(128 + stop.signum) from None
     rows = load_grid(output)
-    if figure is not None:
-        from ecc.report.figures import draw_tradeoff
-
-        draw_tradeoff(load_report(output), figure)
     if as_json:
         print_json(rows)
     else:

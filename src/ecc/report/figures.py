@@ -1,9 +1,8 @@
-"""Charts as files: SVG, PNG and PDF of the figures of a page, of a grid and of a fit, drawn by vl-convert."""
+"""Charts as files: SVG and PNG of the figures of a page, and of a fit, drawn by vl-convert."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ import altair as alt
 
 from ecc.energy.ablation import FitAblation
 from ecc.errors import BadFile
-from ecc.io import refuse_other_file, write_bytes, write_text
+from ecc.io import write_bytes, write_text
 
 from .chart_parts import COLOURS, SCHEMA, Row, log_axis, make_chart, x_axis, y_axis
 from .charts import figures_of
 from .records import Report
-
-FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
-"""File formats of charts, with the mark by which a file of the format is recognised."""
 
 _FAMILIES = {"bilinear": "#9a6b00", "physical": "#0b6e99"}
 
@@ -32,14 +28,6 @@ def draw_figures(report: Report, folder: str | Path) -> list[Path]:
         for figure in figures_of(report)
         for suffix in (".svg", ".png")
     ]
-
-
-def draw_tradeoff(report: Report, path: Path) -> Path:
-    """Write the chart of score against cost of a grid."""
-    figure = next((one for one in figures_of(report) if one.name == "tradeoff"), None)
-    if figure is None:
-        raise BadFile(f"{path} was not drawn: no finished run of the grid has a score.")
-    return save_chart(for_file(figure.spec), path)
 
 
 def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> Path:
@@ -120,29 +108,15 @@ def _light(value: Any) -> Any:
 
 
 def save_chart(spec: Mapping[str, Any], path: Path) -> Path:
-    """Write a Vega-Lite chart as SVG, PNG or PDF, by the ending of the path."""
+    """Write a Vega-Lite chart as SVG or PNG, by the ending of the path."""
     import vl_convert
 
-    text, suffix = json.dumps(spec), path.suffix.lower()
-    if suffix == ".svg":
+    text = json.dumps(spec)
+    if path.suffix.lower() == ".svg":
         write_text(path, vl_convert.vegalite_to_svg(text))
-    elif suffix == ".pdf":
-        write_bytes(path, vl_convert.vegalite_to_pdf(text))
     else:
         write_bytes(path, vl_convert.vegalite_to_png(text, scale=3))
     return path
-
-
-def check_figure_path(path: Path) -> None:
-    """Refuse a figure file that cannot be written, before a long computation."""
-    if path.suffix.lower() not in FORMATS:
-        raise BadFile(f"{path} has no ending of a figure format. End it in .svg, .png or .pdf.")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise BadFile(f"cannot write {path}: the folder {path.parent} does not exist.")
-    if not os.access(folder, os.W_OK):
-        raise BadFile(f"cannot write {path}: no write permission for the folder {path.parent}.")
-    refuse_other_file(path, FORMATS[path.suffix.lower()], "figure")
 
 
 def _made(folder: str | Path) -> Path:

@@ -64,7 +64,6 @@ class CompressProgress(_View):
     """Shows the progress of a compression. Pass it as `history`, inside a `with` block."""
 
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(console, now)
         self._ends: dict[str, int] = {}
         self._budgets: dict[str, Feasibility] = {}
         self._full: dict[str, int] = {}
@@ -73,6 +72,7 @@ class CompressProgress(_View):
         self._end_times: dict[str, float] = {}  # of the phase, and of the run
         self._phase_start: tuple[str, float, int] | None = None  # name, time, and steps before, in this session
         self._next_line = now() + LINE_SECONDS
+        super().__init__(console, now)  # a display draws at once
 
     def _make_display(self, console: Console) -> Live:
         return Live(get_renderable=self._picture, console=console, refresh_per_second=_REFRESHES, transient=True)

@@ -57,7 +57,7 @@ def test_a_batch_does_not_depend_on_threads_or_earlier_batches(
         assert same([epoch[1]], [whole[1]])
         assert same([epoch[-1]], [whole[-1]])
         assert same([epoch[0]], [whole[0]])
-        assert same(epoch[0:2], whole[0:2])
+        assert same([epoch[0], epoch[1]], whole[0:2])
         with pytest.raises(IndexError):
             epoch[len(whole)]
 
