@@ -6,10 +6,10 @@ This module imports nothing of ECC, so that every package can use it.
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import import_module
 from typing import Any
 
 
@@ -129,7 +129,7 @@ def import_optional(module: str, what: str, *, package: str = "", install: str =
     """
     package = package or module.partition(".")[0]
     try:
-        return import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         raise BadTask(
             f"{what} needs {package}, which cannot be imported ({one_line(error)}); pip install "

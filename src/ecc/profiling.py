@@ -95,9 +95,8 @@ def _meter_of_device(spec: str, device: torch.device) -> EnergySource:
         return find_meter(spec)
     try:
         return find_meter(spec, device_type=device.type)
-    except NoMeter as error:
-        counted = option_hint("budget", "macs=50%")
-        raise NoMeter(f"{error}\nOr count: {counted}, params=2M and weight_bytes=4MiB need no meter.") from None
+    except NoMeter:
+        raise NoMeter(_no_meter()) from None
 
 
 def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
@@ -116,6 +115,19 @@ def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
             f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
             f"here: {error} Compress on that device, or rely on predictions with {option_hint('meter', 'none')}."
         ) from None
+
+
+def _no_meter() -> str:
+    """A short list of what to do where no meter works."""
+    choices = (
+        (option_hint("budget", "macs=50%"), "a budget on MACs, parameters (params=2M) or bytes needs no meter"),
+        (option_hint("meter", "platform:jetson-tx2"), "estimate for another device from published constants"),
+        (option_hint("meter", "cputime:15W"), "CPU time multiplied by a power that you declare"),
+        (option_hint("meter", "command:PROGRAM"), "read an external meter by a program that prints joules or watts"),
+    )
+    width = max(len(text) for text, _ in choices)
+    lines = ["no energy meter works on this machine; `ecc doctor` shows why. Choose one of", ""]
+    return "\n".join([*lines, *(f"  {text:<{width}}  {why}" for text, why in choices)])
 
 
 def profile_and_fit(

@@ -10,6 +10,7 @@ keys that the dataclass does not have are ignored.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,11 +45,16 @@ def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
     `where` is the file, with a line number if there is one, for error messages.
     """
     try:
-        return _fill_defaults(msgspec.json.decode(data, type=kind))
-    except msgspec.ValidationError as error:
-        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}. Restore the file from a copy.") from None
+        return _checked(lambda: msgspec.json.decode(data, type=kind), kind, where, " Restore the file from a copy.")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFile(f"{where} is not valid JSON: {error}. Restore the file from a copy.") from None
+
+
+def _checked(read: Callable[[], T], kind: type[T], where: str | Path, advice: str = "") -> T:
+    try:
+        return _fill_defaults(read())
+    except msgspec.ValidationError as error:
+        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.{advice}") from None
     except EccError as error:  # raised by a `__post_init__`
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
 
@@ -78,12 +84,7 @@ def to_builtins(record: Any) -> Any:
 
 def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
     """The reverse of `to_builtins`, with the checks of `from_json`."""
-    try:
-        return _fill_defaults(msgspec.convert(value, kind))
-    except msgspec.ValidationError as error:
-        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.") from None
-    except EccError as error:  # raised by a `__post_init__`
-        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
+    return _checked(lambda: msgspec.convert(value, kind), kind, where)
 
 
 def write_record(path: str | Path, record: Any) -> None:

@@ -5,25 +5,33 @@ Only those count whose outputs stay within a tolerance of the fp32 outputs, and 
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement, EccError, first_line
+from ecc.graph.numerics import relative_error
 from ecc.settings import MeasureSettings
+from ecc.task import Inputs
+from ecc.torch_utils import device_of
 
+from .counter import CounterProbe
+from .meter import Clock, Meter
+from .runners import (
+    PreparedRunner,
+    RunnerModule,
+    available_runners,
+    by_argument,
+    draw_inputs,
+    open_runner,
+    prepare_runner,
+)
 from .window import check_device, measure, probe_under_load
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from ecc.task import Inputs
-
-    from .counter import CounterProbe
-    from .meter import Clock, Meter
-    from .runners import PreparedRunner
 
 OUTPUT_TOLERANCE = 0.05
 """Allowed difference of the outputs from fp32, relative to the largest output."""
@@ -152,19 +160,18 @@ def choose_runner(
     Returns:
         The settings with the cheapest runner, precision and memory format; and every candidate.
     """
-    import torch
-
-    from ecc.torch_utils import device_of
-
-    from .runners import available_runners
-
     settings = replace(settings or MeasureSettings(), runner=None, precision="fp32", channels_last=False)
     place = device_of(model) if device is None else torch.device(device)
     check_device(meter.describe(), place)
     resource = resource or ("energy" if meter.describe().has_energy else "latency")
     found = available_runners(place.type) if runners is None else dict.fromkeys(runners, "")
-    search = _Search(model, example_input, meter, settings, place, evaluate, calibration, clock)
-    candidates = [search.candidate(RunnerCandidate(runner="", precision="fp32"), output_tolerance, score_tolerance)]
+    inputs = draw_inputs(example_input, place) if settings.input_data == "random" else example_input
+    search = _Search(
+        copy.deepcopy(model).to(place), inputs, meter,
+        replace(settings, input_data="example", min_repeats=1, max_repeats=1), place, evaluate, calibration, clock,
+        output_tolerance, score_tolerance,
+    )  # fmt: skip
+    candidates = [search.candidate(RunnerCandidate(runner="", precision="fp32"))]
     first = candidates[0]
     if first.excluded:
         raise BadMeasurement(f"the dense network cannot be measured in fp32: {first.excluded}")
@@ -178,7 +185,7 @@ def choose_runner(
                 one = RunnerCandidate(runner=spec, precision=precision, channels_last=channels_last)
                 if one.name == first.name or not _applies(one, settings, place.type, example_input):
                     continue
-                one = search.candidate(one, output_tolerance, score_tolerance)
+                one = search.candidate(one)
                 candidates.append(one)
                 report(f"{one.name}: {one.excluded or format(one.joules, '.4g')}")
     made = RunnerSearch(
@@ -197,7 +204,7 @@ def choose_runner(
     near = [index for index in ranked[:MAX_NEAR_BEST] if (made.cost(candidates[index]) or 0.0) <= NEAR_BEST * lowest]
     if len(near) > 1:
         for index in near:
-            one = candidates[index] = search.repeat(candidates[index])
+            one = candidates[index] = search.candidate(candidates[index], again=True)
             report(f"{one.name}, again: {one.excluded or format(one.joules, '.4g')}")
         made = replace(made, candidates=tuple(candidates))
     usable = [index for index in near if not candidates[index].excluded] or ranked
@@ -213,8 +220,6 @@ def with_candidate(settings: MeasureSettings, one: RunnerCandidate) -> MeasureSe
 
 def _applies(one: RunnerCandidate, settings: MeasureSettings, device_type: str, example_input: Inputs) -> bool:
     """Whether the runner has this precision and format, and the format can make a difference."""
-    from .runners import by_argument, open_runner
-
     if one.channels_last and not any(tensor.dim() == 4 for tensor in by_argument(example_input).values()):
         return False
     if one.precision == "tf32" and device_type != "cuda":
@@ -226,91 +231,64 @@ def _applies(one: RunnerCandidate, settings: MeasureSettings, device_type: str, 
     return True
 
 
+@dataclass
 class _Search:
     """Measures candidates."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example_input: Inputs,
-        meter: Meter,
-        settings: MeasureSettings,
-        device: torch.device,
-        evaluate: Callable[[nn.Module], float] | None,
-        calibration: Sequence[Inputs],
-        clock: Clock | None,
-    ) -> None:
-        import copy
+    model: nn.Module
+    inputs: Inputs
+    meter: Meter
+    settings: MeasureSettings
+    device: torch.device
+    evaluate: Callable[[nn.Module], float] | None
+    calibration: Sequence[Inputs]
+    clock: Clock | None
+    output_tolerance: float
+    score_tolerance: float
+    counter: CounterProbe | None = None
+    wanted: list[Tensor] | None = None
+    score: float | None = None
 
-        from .runners import draw_inputs
-
-        self._model = copy.deepcopy(model).to(device)
-        drawn = settings.input_data == "random"
-        self._inputs = draw_inputs(example_input, device) if drawn else example_input
-        self._meter, self._device, self._evaluate = meter, device, evaluate
-        self._settings = replace(settings, input_data="example", min_repeats=1, max_repeats=1)
-        self._calibration, self._clock = calibration, clock
-        self._counter: CounterProbe | None = None
-        self._wanted: Any = None
-        self._score: float | None = None
-
-    def candidate(self, one: RunnerCandidate, output_tolerance: float, score_tolerance: float) -> RunnerCandidate:
-        """Measure a candidate in one window; a failure becomes the reason of its exclusion."""
-        settings = with_candidate(self._settings, one)
-        return self._caught(one, lambda: self._measure(one, settings, output_tolerance, score_tolerance))
-
-    def _caught(self, one: RunnerCandidate, measured: Callable[[], RunnerCandidate]) -> RunnerCandidate:
+    def candidate(self, one: RunnerCandidate, *, again: bool = False) -> RunnerCandidate:
+        """Measure a candidate in one window, or `again` in more; a failure becomes the reason of its exclusion."""
+        settings = with_candidate(self.settings, one)
+        if again:
+            settings = replace(settings, min_repeats=2, max_repeats=4)
         try:
-            return measured()
+            with prepare_runner(self.model, self.inputs, settings, calibration=self.calibration) as ready:
+                if not again:
+                    one = self._compared(replace(one, runner=ready.runner), ready)
+                return one if one.excluded else self._measured(one, ready, settings)
         except Exception as error:  # noqa: BLE001 - one runtime that fails in its own way must not end the search
             reason = str(error) if isinstance(error, EccError) else first_line(error)
             return replace(one, excluded=reason.splitlines()[0][:200])
         finally:
             gc.collect()
-            if self._device.type == "cuda":
-                import torch
-
+            if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def repeat(self, one: RunnerCandidate) -> RunnerCandidate:
-        """Measure a candidate again, with more windows; its outputs and score are known."""
-        settings = replace(with_candidate(self._settings, one), min_repeats=2, max_repeats=4)
-        return self._caught(one, lambda: self._cost(one, settings))
+    def _compared(self, one: RunnerCandidate, ready: PreparedRunner) -> RunnerCandidate:
+        """The candidate with the difference of its outputs and its score; excluded if one is too large or too low."""
+        if ready.infer is None:
+            return one
+        found = [output.float().cpu() for output in ready.infer(self.inputs)]
+        if self.wanted is None:
+            self.wanted = found
+        difference = relative_error(self.wanted, found)
+        one = replace(one, difference=difference)
+        if not difference <= self.output_tolerance:
+            return replace(one, excluded=f"outputs differ by {difference:.1%} ({self.output_tolerance:.0%} allowed)")
+        if self.evaluate is not None:
+            score = float(self.evaluate(RunnerModule(ready, self.model, self.inputs)))
+            one, self.score = replace(one, score=score), score if self.score is None else self.score
+            if score < self.score - self.score_tolerance:
+                return replace(one, excluded=f"the score is {self.score - score:.4f} lower")
+        return one
 
-    def _measure(
-        self, one: RunnerCandidate, settings: MeasureSettings, output_tolerance: float, score_tolerance: float
-    ) -> RunnerCandidate:
-        from ecc.graph.numerics import relative_error
-
-        from .runners import RunnerModule, prepare_runner
-
-        with prepare_runner(self._model, self._inputs, settings, calibration=self._calibration) as ready:
-            one = replace(one, runner=ready.runner)
-            if ready.infer is not None:
-                found = [output.float().cpu() for output in ready.infer(self._inputs)]
-                if self._wanted is None:
-                    self._wanted = found
-                difference = relative_error(self._wanted, found)
-                one = replace(one, difference=difference)
-                if not difference <= output_tolerance:
-                    return replace(one, excluded=f"outputs differ by {difference:.1%} ({output_tolerance:.0%} allowed)")
-            if self._evaluate is not None and ready.infer is not None:
-                score = float(self._evaluate(RunnerModule(ready, self._model, self._inputs)))
-                one, self._score = replace(one, score=score), score if self._score is None else self._score
-                if score < self._score - score_tolerance:
-                    return replace(one, excluded=f"the score is {self._score - score:.4f} lower")
-            return self._read(one, ready, settings)
-
-    def _cost(self, one: RunnerCandidate, settings: MeasureSettings) -> RunnerCandidate:
-        from .runners import prepare_runner
-
-        with prepare_runner(self._model, self._inputs, settings, calibration=self._calibration) as ready:
-            return self._read(one, ready, settings)
-
-    def _read(self, one: RunnerCandidate, ready: PreparedRunner, settings: MeasureSettings) -> RunnerCandidate:
-        """Joules and seconds of one inference."""
-        about: dict[str, Any] = {"device": ready.device, "is_asynchronous": ready.is_asynchronous, "clock": self._clock}
-        if self._counter is None:  # a property of the meter, so once is enough
-            self._counter = probe_under_load(ready.run, self._meter, settings, **about)
-        result = measure(ready.run, self._meter, settings, batch=ready.batch, counter=self._counter, **about)
+    def _measured(self, one: RunnerCandidate, ready: PreparedRunner, settings: MeasureSettings) -> RunnerCandidate:
+        """The candidate with joules and seconds of one inference."""
+        about: dict[str, Any] = {"device": ready.device, "is_asynchronous": ready.is_asynchronous, "clock": self.clock}
+        if self.counter is None:  # a property of the meter, so once is enough
+            self.counter = probe_under_load(ready.run, self.meter, settings, **about)
+        result = measure(ready.run, self.meter, settings, batch=ready.batch, counter=self.counter, **about)
         return replace(one, joules=result.joules, seconds=result.seconds)

@@ -194,7 +194,7 @@ def _decode_layer(layer: Layer, keys: int) -> Layer:
     if layer.kind != "matmul" or layer.tensors:
         return half
     macs = -(-layer.macs // _TRACED_TOKENS**2) * keys
-    query, cached = half.writes, _difference(half.reads, half.writes)
+    query, cached = half.writes, _sum(half.reads, half.writes, -1)
     return replace(half, macs=macs, reads=_sum(query, _scaled(cached, keys)))
 
 
@@ -212,7 +212,3 @@ def _sum(one: AffineSize, two: AffineSize, sign: int = 1) -> AffineSize:
     for group, multiple in two.multiples:
         total[group] = max(0, total.get(group, 0) + sign * multiple)
     return AffineSize(max(0, one.fixed + sign * two.fixed), tuple(total.items()))
-
-
-def _difference(one: AffineSize, two: AffineSize) -> AffineSize:
-    return _sum(one, two, -1)

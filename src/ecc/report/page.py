@@ -132,7 +132,7 @@ def _templates() -> jinja2.Environment:
         "count": _count,
         "swatch": _swatch,
         "text": _text,
-        "fields": _fields,
+        "fields": lambda record: list(vars(record).items()),
     }
     made.globals |= {"DASH": DASH}
     return made
@@ -165,11 +165,6 @@ def _count(value: float | None) -> str:
 def _text(number: str) -> str:
     """A number of the other filters without its element: Jinja2's `striptags` would replace no-break spaces."""
     return re.sub("<[^>]*>", "", number)
-
-
-def _fields(record: Any) -> list[tuple[str, Any]]:
-    """Names and values of a record."""
-    return list(vars(record).items())
 
 
 def _swatch(method: str) -> Markup:

@@ -22,7 +22,7 @@ from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import Budget, EnergyModel
 from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
 from ecc.formatting import percent, score_text, si
-from ecc.graph import ChannelGraph, ChannelGroup, Role
+from ecc.graph import ChannelGraph, Role
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.profile import Profile, drift_remedy
 from ecc.run_records import Feasibility, Front, RunSummary
@@ -119,7 +119,7 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
         prunable = "yes" if group.frozen is None else f"no: {group.frozen}"
         if group.name in removable:
             prunable = "yes, or removed" if group.frozen is None else f"removed or whole: {group.frozen}"
-        channels = _output_channels(group)
+        channels = group.slices[0].index.numel()  # of its first producer; more than the width where channels are tied
         others = [path for path in group.layers(Role.PRODUCER) if path != group.name.partition("#")[0]]
         table.add_row(
             plain(group.name),
@@ -153,11 +153,6 @@ def _branch_lines(graph: ChannelGraph) -> Iterator[str]:
         )
     for name, reason in graph.kept_branches:
         yield f"branch {name} cannot be removed: {reason}"
-
-
-def _output_channels(group: ChannelGroup) -> int:
-    """Output channels of the group's first producer: more than the width where channels are tied."""
-    return group.slices[0].index.numel()
 
 
 # ---------------------------------------------------------------- ecc profile

@@ -170,5 +170,5 @@ def test_labels_of_another_size_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_pillow_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     assert "needs Pillow, which cannot be imported" in refusal(load_center_crop, tmp_path / "a.png", (8, 8))

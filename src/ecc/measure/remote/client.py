@@ -7,33 +7,32 @@ answer has arrived, so none is lost and none is taken twice.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from ecc.errors import BadMeasurement, EccError, option_hint
+from ecc.graph import ChannelGraph, with_widths
 from ecc.measure.counter import CounterProbe
 from ecc.measure.meter import MeterInfo, Reading
 from ecc.measure.profile import ProfileHeader, Sample
+from ecc.measure.runner_search import RunnerSearch
+from ecc.measure.runners.onnx_network import OnnxNetwork
 from ecc.measure.runners.runtime import SESSIONS
 from ecc.records import from_builtins, to_builtins
 from ecc.settings import Design, MeasureSettings
+from ecc.task import Inputs
 
 from .agent import PROTOCOL
 from .link import START, START_SECONDS, Link, agent_sources
 from .target import Target
 from .wire import LinkLost
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ecc.graph import ChannelGraph
-    from ecc.measure.runner_search import RunnerSearch
-    from ecc.measure.runners.onnx_network import OnnxNetwork
-    from ecc.task import Inputs
 
 ANALYTIC = ("platform:", "replay:")
 
@@ -181,7 +180,9 @@ def open_target(
             raise EccError(f"runner 'auto' needs a meter; {meter} runs nothing. Leave it out.")
         return RemoteMeter(Board(where, meter, None, settings))
     if name in SESSIONS and not is_analytic:
-        settings = settings if settings.runner and ":" in settings.runner else replace(settings, runner=_default(name))
+        if ":" not in (settings.runner or ""):
+            place = "openvino:CPU" if name == "openvino" else "onnxruntime:CPUExecutionProvider"
+            settings = replace(settings, runner=place)
         return RemoteMeter(Board(where, meter, None, settings))
     if task is None:
         raise EccError(
@@ -209,10 +210,6 @@ def open_targets(
         raise
     opened[0].others = tuple(opened[1:])
     return opened[0]
-
-
-def _default(name: str) -> str:
-    return "openvino:CPU" if name == "openvino" else "onnxruntime:CPUExecutionProvider"
 
 
 class _OnBoard:
@@ -321,13 +318,11 @@ class RemoteProfiler:
         from ecc import __version__
 
         board = self.meter.board
-        runner = (self.settings.runner or "").partition(":")
+        runner, _, argument = (self.settings.runner or "").partition(":")
         environment = {"ecc": __version__, **board.machine, "threads": str(self.meter.threads or "runtime")}
         device_type = self._header.get("device_type")
         if board.task is None:
-            import importlib
-
-            device_type = importlib.import_module(f"ecc.measure.runners.{runner[0]}").device_type_of(runner[2])
+            device_type = importlib.import_module(f"ecc.measure.runners.{runner}").device_type_of(argument)
         return ProfileHeader.of(
             self.graph,
             self.example_input,
@@ -415,9 +410,6 @@ class RemoteProfiler:
         is_dense = all(widths[group.name] == group.width for group in self.graph.variable)
         if is_dense and self._dense_request is not None:
             return {**self._dense_request, "settings": settings}  # the reference is measured again and again
-        from ecc.graph import with_widths
-        from ecc.measure.runners.onnx_network import OnnxNetwork
-
         with _export_lock:
             network = OnnxNetwork.of(
                 with_widths(self.model, self.graph, widths, device="cpu"), self.example_input, self.settings.precision

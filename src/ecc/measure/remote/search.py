@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from ecc.errors import BadMeasurement, EccError
+from ecc.graph.numerics import relative_error
 from ecc.measure.runner_search import OUTPUT_TOLERANCE, PRECISIONS, RunnerCandidate, RunnerSearch, with_candidate
+from ecc.measure.runners.onnx_network import OnnxNetwork
 from ecc.records import to_builtins
 from ecc.settings import MeasureSettings
+from ecc.task import Inputs
 
 from .client import RemoteMeter, limit_seconds, onnx_request
 from .wire import LinkLost
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ecc.task import Inputs
 
 _OUTPUTS = 4096  # numbers of each output that are compared
 
@@ -87,11 +88,6 @@ class _BoardSearch:
             return replace(one, excluded=str(error).splitlines()[0][:200])
 
     def _measure(self, one: RunnerCandidate) -> RunnerCandidate:
-        import torch
-
-        from ecc.graph.numerics import relative_error
-        from ecc.measure.runners.onnx_network import OnnxNetwork
-
         settings = with_candidate(self._settings, one)
         network = OnnxNetwork.of(self._model, self._inputs, one.precision)
         request = {**onnx_request(network, settings, self._meter.threads), "settings": to_builtins(settings)}
