@@ -1,14 +1,18 @@
-"""Files: bounded reads of files from anywhere, and atomic writes."""
+"""Files: bounded reads of files from anywhere, atomic writes, and code of the user."""
 
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import secrets
 import stat
+import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import BinaryIO
 
 from ecc.errors import BadFile
@@ -86,6 +90,24 @@ def refuse_other_file(path: str | Path, mark: str, what: str) -> None:
             start = file.read(_FORMAT_BYTES)
         if start and mark.encode() not in start:
             raise BadFile(f"{path} exists and is not a {what}. Give another name, or remove it.")
+
+
+def execute_file(path: Path) -> ModuleType:
+    """Import a Python file that the user names, under a unique name: `torch.py` must not replace torch.
+
+    Raises:
+        Exception: Whatever the code of the file raises.
+    """
+    name = f"ecc_file_{path.stem}_{zlib.crc32(bytes(path.resolve())):08x}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - the path ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def write_text(path: str | Path, text: str) -> None:

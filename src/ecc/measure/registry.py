@@ -17,7 +17,6 @@ file.py:MyMeter your own class with read() and describe(), or cost() and describ
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Literal, overload
 
 from ecc.errors import EccError, NoMeter, did_you_mean, option_hint
+from ecc.io import execute_file
 
 from .meter import Analytic, EnergySource, Estimated, Meter, MeterInfo, close_meter
 
@@ -180,12 +180,8 @@ def _load_from_file(spec: str) -> object:
     path = Path(path_text)
     if not path.is_file():
         raise NoMeter(f"meter {spec!r}: the file {path_text} does not exist.")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    if module_spec is None or module_spec.loader is None:
-        raise NoMeter(f"meter {spec!r}: {path_text} cannot be imported as Python.")
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
+        module = execute_file(path)
         found = getattr(module, attribute, None)
         if found is None:
             names = [name for name in vars(module) if not name.startswith("_")]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask, did_you_mean, import_optional, one_line
+from ecc.io import execute_file
 from ecc.task import Task
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
@@ -172,7 +171,10 @@ def _from_file(path: Path, function_name: str) -> Task:
     if not path.is_file():
         raise BadTask(f"task {spec!r}: there is no file {str(path)!r} in {str(Path.cwd())!r}.")
     with _on_sys_path(path.resolve().parent):
-        module = _execute(path, spec)
+        try:
+            module = execute_file(path)
+        except (Exception, SystemExit) as error:  # user code: any error becomes one line
+            raise BadTask(f"task {spec!r}: running the file raised {_one_line(error, path)}") from error
         function = _function_in(module, function_name, spec)
         try:
             result = function()
@@ -187,22 +189,6 @@ def _from_file(path: Path, function_name: str) -> Task:
     raise BadTask(
         f"task {spec!r} returned {type(result).__name__}{size}; return a Task or a pair (model, example_input)."
     )
-
-
-def _execute(path: Path, spec: str) -> ModuleType:
-    """Import the file under a unique name, so that `torch.py` or two files `task.py` cause no conflict."""
-    name = f"ecc_task_{path.stem}_{zlib.crc32(bytes(path.resolve())):08x}"
-    module_spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert module_spec is not None  # the path ends in .py
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # dataclasses look up the module of a class here
-    try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # user code: any error becomes one line
-        del sys.modules[name]
-        raise BadTask(f"task {spec!r}: running the file raised {_one_line(error, path)}") from error
-    return module
 
 
 def _function_in(module: ModuleType, function_name: str, spec: str) -> Callable[[], object]:

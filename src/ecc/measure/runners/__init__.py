@@ -14,7 +14,6 @@ kernel launches, and every other device uses `eager`. Precision and memory forma
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,11 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement, EccError, first_line
+from ecc.io import execute_file
 from ecc.settings import COMPILE_MODES, RUNNERS, MeasureSettings, is_own_runner
 from ecc.task import Inputs, batch_size_of
 from ecc.torch_utils import NotCapturable, device_of
 
-from .inputs import by_argument, draw_inputs, refuse_zeros
+from .inputs import by_argument, draw_inputs, like_example, refuse_zeros
 from .runtime import SESSIONS
 
 _CHOSEN_BY_USER = "chosen by the user"
@@ -227,13 +227,10 @@ def _load_own(spec: str, settings: MeasureSettings) -> InferenceRunner:
     """The runner `file.py:MyRunner`, or `file.py:MyRunner:ARGUMENT`."""
     text, _, rest = spec.partition(".py:")
     path, (attribute, _, argument) = Path(f"{text}.py"), rest.partition(":")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or module_spec is None or module_spec.loader is None:
+    if not path.is_file():
         raise EccError(f"runner {spec!r}: the file {path} does not exist.")
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
-        runner = getattr(module, attribute)(argument, settings)
+        runner = getattr(execute_file(path), attribute)(argument, settings)
     except EccError:
         raise
     except Exception as error:
@@ -279,19 +276,10 @@ class RunnerModule(nn.Module):
         for start in range(0, size, self._batch):
             index = torch.arange(start, start + self._batch).clamp(max=size - 1)
             part = {name: tensor[index.to(tensor.device)] for name, tensor in given.items()}
-            found = self._infer(_like(self._inputs, {name: part[name] for name in names}))
+            found = self._infer(like_example(self._inputs, {name: part[name] for name in names}))
             parts.append([output[: min(self._batch, size - start)].float().to(self._device) for output in found])
         outputs = [torch.cat(column) for column in zip(*parts, strict=True)]
         return tree_unflatten(outputs, self._nesting)
-
-
-def _like(example_input: Inputs, tensors: dict[int | str, Tensor]) -> Inputs:
-    """Tensors by argument in the form of the example input."""
-    if isinstance(example_input, Tensor):
-        return next(iter(tensors.values()))
-    if isinstance(example_input, tuple):
-        return tuple(tensors.values())
-    return {str(name): tensor for name, tensor in tensors.items()}
 
 
 __all__ = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,15 @@ def by_argument(example_input: Inputs) -> dict[int | str, Tensor]:
     tensors: dict[int | str, Tensor] = {}
     tensors.update(example_input if isinstance(example_input, dict) else enumerate(example_input))
     return tensors
+
+
+def like_example(example_input: Inputs, tensors: Mapping[int | str, Tensor]) -> Inputs:
+    """Tensors by argument in the form of the example input: the reverse of `by_argument`."""
+    if isinstance(example_input, Tensor):
+        return next(iter(tensors.values()))
+    if isinstance(example_input, tuple):
+        return tuple(tensors.values())
+    return {str(name): tensor for name, tensor in tensors.items()}
 
 
 def refuse_zeros(tensors: dict[int | str, Tensor]) -> None:
@@ -40,13 +51,9 @@ def draw_inputs(example_input: Inputs, device: torch.device | str) -> Inputs:
     tensors = by_argument(example_input)
     refuse_zeros(tensors)
     generator = torch.Generator().manual_seed(_SEED)
-    drawn = {}
+    drawn: dict[int | str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
             tensor = torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
         drawn[name] = tensor.to(device)
-    if isinstance(example_input, Tensor):
-        return drawn[0]
-    if isinstance(example_input, tuple):
-        return tuple(drawn.values())
-    return {str(name): tensor for name, tensor in drawn.items()}
+    return like_example(example_input, drawn)

@@ -28,7 +28,7 @@ from ecc.graph.numerics import outputs_of, relative_error
 from ecc.settings import MeasureSettings
 from ecc.task import Inputs
 
-from .inputs import by_argument
+from .inputs import by_argument, like_example
 from .runtime import Session, import_runtime, open_session
 
 _ALLOWED, _ALLOWED_HALF = 1e-3, 0.1  # difference between a file and its network, relative to the largest output
@@ -167,7 +167,7 @@ class OnnxNetwork:
         dtype = torch.float16 if precision == "fp16" else None
         cpu = torch.device("cpu")
         tensors = {name: tensor.to(cpu) for name, tensor in by_argument(example_input).items()}
-        wanted = outputs_of(copy.deepcopy(model).to(cpu).float(), example_from(example_input, tensors))
+        wanted = outputs_of(copy.deepcopy(model).to(cpu).float(), like_example(example_input, tensors))
         model = copy.deepcopy(model).to(device=cpu, dtype=dtype).eval()
         if dtype is not None:
             tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
@@ -178,7 +178,7 @@ class OnnxNetwork:
             key = _kind(plain, tensors, precision == "fp16")
             for data in _files(key, plain, args, kwargs):
                 names = _input_names(data)
-                inputs = _arrays(example_from(example_input, tensors), names, dtype)
+                inputs = _arrays(like_example(example_input, tensors), names, dtype)
                 difference = _difference(data, inputs, wanted)
                 if difference <= (_ALLOWED if dtype is None else _ALLOWED_HALF):
                     break
@@ -190,15 +190,6 @@ class OnnxNetwork:
             feeds = [_arrays(batch, names, None) for batch in calibration] or [inputs]
             data = quantize(data, feeds, excluded=float_nodes)
         return cls(data, inputs, names)
-
-
-def example_from(example_input: Inputs, tensors: Mapping[int | str, Tensor]) -> Inputs:
-    """Tensors by argument in the form of the example input."""
-    if isinstance(example_input, Tensor):
-        return next(iter(tensors.values()))
-    if isinstance(example_input, tuple):
-        return tuple(tensors.values())
-    return {str(name): tensor for name, tensor in tensors.items()}
 
 
 def _arrays(inputs: Inputs, names: Sequence[str], dtype: torch.dtype | None) -> dict[str, Any]:
