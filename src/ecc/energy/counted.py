@@ -27,6 +27,7 @@ class CountedCost:
     structure: StructureSpec
     resource: str
     device: torch.device | str = "cpu"
+    label: str = field(default="counted", init=False)
 
     def __post_init__(self) -> None:
         if self.resource not in COUNTED_UNITS:
@@ -36,11 +37,6 @@ class CountedCost:
     def unit(self) -> str:
         """B for bytes; empty for counts."""
         return COUNTED_UNITS[self.resource]
-
-    @property
-    def label(self) -> str:
-        """Always counted."""
-        return "counted"
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -183,6 +179,11 @@ class NonzeroCost:
     coefficients: tuple[float, ...]
     """Joules per weight of each tensor."""
     device: torch.device | str = "cpu"
+    resource: str = field(default="energy", init=False)
+    unit: str = field(default="J", init=False)
+    """Of one inference of the whole example batch."""
+    label: str = field(default="estimated", init=False)
+    branches: tuple[str, ...] = field(default=(), init=False)
     _coefficients: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -192,26 +193,6 @@ class NonzeroCost:
             raise BadWidths(f"{len(self.groups)} weight tensors need as many sizes and coefficients.")
         tensor = torch.tensor(self.coefficients, dtype=torch.float64, device=self.device)
         object.__setattr__(self, "_coefficients", tensor)
-
-    @property
-    def branches(self) -> tuple[str, ...]:
-        """Always empty: single weights are pruned, not branches."""
-        return ()
-
-    @property
-    def resource(self) -> str:
-        """Always energy."""
-        return "energy"
-
-    @property
-    def unit(self) -> str:
-        """Joules for one inference of the whole example batch."""
-        return "J"
-
-    @property
-    def label(self) -> str:
-        """Always estimated: computed from published constants."""
-        return "estimated"
 
     @property
     def dense(self) -> float:

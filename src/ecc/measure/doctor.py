@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -124,12 +124,12 @@ def diagnose(
             finally:
                 close_meter(source)
         findings.append(finding)
-    return DoctorReport(
-        can_measure=any(finding.works and finding.is_meter for finding in findings),
-        machine=_machine(),
-        meters=tuple(findings),
-        fallbacks=dict(FALLBACKS),
-    )
+    return _report(_machine(), findings)
+
+
+def _report(machine: dict[str, str], findings: Sequence[MeterFinding]) -> DoctorReport:
+    can_measure = any(finding.works and finding.is_meter for finding in findings)
+    return DoctorReport(can_measure=can_measure, machine=machine, meters=tuple(findings), fallbacks=dict(FALLBACKS))
 
 
 def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
@@ -142,13 +142,8 @@ def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
         found = board.call_again("doctor", meter=spec, limit_seconds=120.0)
     finally:
         board.close()
-    findings = tuple(from_builtins(one, MeterFinding, f"the meters of {target}") for one in found["findings"])
-    return DoctorReport(
-        can_measure=any(finding.works and finding.is_meter for finding in findings),
-        machine={"target": str(board.target), **{str(name): str(text) for name, text in found["machine"].items()}},
-        meters=findings,
-        fallbacks=dict(FALLBACKS),
-    )
+    machine = {"target": str(board.target), **{str(name): str(text) for name, text in found["machine"].items()}}
+    return _report(machine, [from_builtins(one, MeterFinding, f"the meters of {target}") for one in found["findings"]])
 
 
 def _test(

@@ -70,31 +70,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, or its content as JSON."""
-        if self.headers.get("Host") not in self.server.hosts:
-            self._answer(HTTPStatus.FORBIDDEN, b"use localhost\n", "text/plain")
-        elif self.path == "/":
-            self._page()
-        elif self.path == "/content.json":
-            self._content()
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain")
-
-    def _page(self) -> None:
         try:
-            page = render_page(self.server.report(), live=True)
-        except EccError as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), "text/plain")
-        else:
-            self._answer(HTTPStatus.OK, page.encode(), "text/html")
-
-    def _content(self) -> None:
-        try:
-            content = page_content(self.server.report())
+            if self.headers.get("Host") not in self.server.hosts:
+                self._answer(HTTPStatus.FORBIDDEN, b"use localhost\n", "text/plain")
+            elif self.path == "/":
+                self._answer(HTTPStatus.OK, render_page(self.server.report(), live=True).encode(), "text/html")
+            elif self.path == "/content.json":
+                self._content()
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain")
         except EccError as error:  # a file that is being written may be complete in a moment
             data = json.dumps({"error": str(error)}).encode()
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, data, "application/json")
-            return
-        data = json.dumps(content, allow_nan=False).encode()
+
+    def _content(self) -> None:
+        data = json.dumps(page_content(self.server.report()), allow_nan=False).encode()
         etag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
         if self.headers.get("If-None-Match") == etag:
             self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", etag)

@@ -275,7 +275,7 @@ def inject(
                 break
             except Killed:
                 board.close()
-                board.connect()
+                board.reconnect("killed")
             except BadFile:  # no space left
                 patch.setattr(profile_writer.os, "write", real_write)
     board.close()

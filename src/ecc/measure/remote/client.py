@@ -71,21 +71,17 @@ class Board:
         """Answer of the agent to `open`."""
         self._link: Link | None = None
         self._lock = threading.RLock()
-        self.connect()
-
-    def connect(self) -> None:
-        """Start the agent, and open the meter."""
-        with self._lock:
-            try:
-                self._connect()
-            except LinkLost as lost:
-                self.close()
-                raise EccError(
-                    f"{self.target} cannot be used: {lost}. Check that `ssh {self.target.host} {self.target.python} "
-                    "--version` works without a password and is Python 3.10 or newer."
-                ) from None
+        try:
+            self._connect()
+        except LinkLost as lost:
+            self.close()
+            raise EccError(
+                f"{self.target} cannot be used: {lost}. Check that `ssh {self.target.host} {self.target.python} "
+                "--version` works without a password and is Python 3.10 or newer."
+            ) from None
 
     def _connect(self) -> None:
+        """Start the agent, and open the meter."""
         if self._link is not None:
             self._link.close()
         arguments = ["-c", START] if self.task is None else ["-m", "ecc", "agent"]
