@@ -192,15 +192,27 @@ def learning_rates(variant: Variant, options: Any, reduction: float) -> Callable
 # ---------------------------------------------------------------- all cells
 
 
+def merge(records: list[dict[str, Any]], out: Path) -> None:
+    """One record with the cells of several, which ran in parallel."""
+    first, *others = records
+    for other in others:
+        first["cells"] += other["cells"]
+        first["dense"] |= other["dense"]
+        first["steps"] |= other["steps"]
+    first["cells"].sort(key=lambda cell: (cell["task"], cell["variant"], cell["budget"], cell["seed"]))
+    write_record(first, out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="Records whose cells are added; runs nothing.")
     parser.add_argument("--task", default="digits")
     parser.add_argument("--data", type=Path, help="Folder with cifar10.npz, imagenette128.npz and camvid.npz.")
     parser.add_argument("--limit", type=int, help="Number of training images.")
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--budgets", nargs="*", default=["60%", "15%"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--pretrain", type=int, default=250)
     parser.add_argument("--prune", type=int, default=200)
     parser.add_argument("--finetune", type=int, default=200)
@@ -213,8 +225,11 @@ def main() -> None:
         torch.set_num_threads(1)
     record = json.loads(options.out.read_text()) if options.out.exists() else {"cells": [], "steps": {}}
     cells, dense_scores = record["cells"], record.setdefault("dense", {})
+    if options.merge:
+        merge([json.loads(file.read_text()) for file in options.merge], options.out)
+        return
     have = {(cell["task"], cell["variant"], cell["budget"], cell["seed"]) for cell in cells}
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         wanted = [
             (variant, budget)
             for budget in options.budgets
