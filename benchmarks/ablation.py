@@ -206,7 +206,9 @@ def merge(records: list[dict[str, Any]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="Records whose cells are added; runs nothing.")
+    parser.add_argument(
+        "--merge", type=Path, nargs="*", default=[], help="Records whose cells are added; runs nothing."
+    )
     parser.add_argument("--task", default="digits")
     parser.add_argument("--data", type=Path, help="Folder with cifar10.npz, imagenette128.npz and camvid.npz.")
     parser.add_argument("--limit", type=int, help="Number of training images.")
