@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc import errors
-from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
+from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, is_out_of_memory, wrap_user_errors
 
 
 def test_control_characters_in_messages_are_escaped() -> None:
@@ -38,14 +37,3 @@ def test_errors_of_the_users_code_become_one_line_that_names_it() -> None:
         raise BadFile("mine")
     with pytest.raises(KeyboardInterrupt), wrap_user_errors("x"):
         raise KeyboardInterrupt
-
-
-def test_a_description_has_the_type_and_the_first_lines() -> None:
-    text = "Error(s) in loading state_dict for N:\n\tMissing key(s) in state_dict: a.weight." + "b" * 999
-    described = describe_error(RuntimeError(text))
-    assert described.startswith("RuntimeError: Error(s) in loading state_dict for N: Missing key(s)")
-    assert len(described) < 350
-    assert describe_error(ValueError()) == "ValueError: no message"
-    worker = "Caught ValueError in DataLoader worker process 0.\nOriginal\n  File x\nValueError: bad image 7.\n"
-    assert describe_error(ValueError(worker)) == "ValueError: bad image 7"
-    assert errors.first_line(ValueError("one\ntwo")) == "ValueError: one"

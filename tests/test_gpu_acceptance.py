@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -133,15 +132,6 @@ def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> No
     assert list(json.loads(out.read_text())["checks"]) == ["good"]
 
 
-def test_only_packages_that_are_missing_are_unpacked(acceptance: ModuleType, tmp_path: Path) -> None:
-    for name in ("pytest-99.0-py3-none-any.whl", "no_such_package-1.0-py3-none-any.whl"):
-        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
-            wheel.writestr(f"{name.partition('-')[0]}/__init__.py", "")
-    into = tmp_path / "site"
-    assert acceptance.unpack_missing(tmp_path, into) == ["no_such_package"]
-    assert [path.name for path in into.iterdir()] == ["no_such_package"]
-
-
 # ---------------------------------------------------------------- checks on the CPU
 
 
@@ -170,20 +160,6 @@ def test_all_columns_of_a_small_network_are_equal(benchmarks: None) -> None:
     assert all(cell["same_groups"] and not cell["changed"] for cell in cells.values())
 
 
-def test_slower_or_different_networks_fail(benchmarks: None) -> None:
-    from coverage_networks import CLASSIFICATION
-    from gpu_checks.tracing import judge
-
-    row = {"kind": CLASSIFICATION, "name": "a", "status": "same", "cpu_seconds": 2.0, "cuda_seconds": 1.5}
-    assert judge([row]).passed
-    assert not judge([row, row | {"status": "failed"}]).passed
-    one_slow = judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 1.2}])
-    assert one_slow.passed  # together they are faster
-    assert one_slow.numbers["classifiers"]["slower_on_cuda"] == ["b"]
-    assert not judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 2.2}]).passed
-    assert not judge([]).passed
-
-
 @pytest.mark.slow
 def test_mixed_precision_runs_on_the_cpu(benchmarks: None, tmp_path: Path) -> None:
     from gpu_checks.common import Context
@@ -192,16 +168,6 @@ def test_mixed_precision_runs_on_the_cpu(benchmarks: None, tmp_path: Path) -> No
     found = amp_with_grad_scaler(Context("cpu", tmp_path, small=True))
     assert found.passed, found
     assert found.numbers["share_of_macs"] <= 0.5
-
-
-def test_the_python_of_the_readme_is_moved_to_a_device(acceptance: ModuleType) -> None:
-    from gpu_checks.loops import readme_on
-
-    net, script = readme_on("cuda:1")
-    compile(net, "net.py", "exec")
-    compile(script, "readme.py", "exec")
-    assert (net.count("Net().to('cuda:1')"), net.count("images.to('cuda:1')")) == (1, 1)
-    assert script.count("Net().to('cuda:1')") == 1
 
 
 @pytest.mark.thorough

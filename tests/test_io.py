@@ -102,30 +102,6 @@ def test_two_processes_take_turns_in_a_folder(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- reading
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("none", "No such file"), (".", "Is a directory"), ("a\0b", "null"), ("a" * 300, "too long")]
-)
-def test_names_that_cannot_be_read_or_written_are_reported(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(BadFile, match=f"^cannot read .*{message}"):
-        read_text(tmp_path / name)
-    with pytest.raises(BadFile, match=r"^cannot write "):
-        write_text(tmp_path / name / "a" if name == "none" else tmp_path / name, "text")
-
-
-@posix
-def test_pipes_and_devices_are_neither_read_nor_replaced(tmp_path: Path) -> None:
-    """Root could replace the null device."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero")):
-        with pytest.raises(BadFile, match="is not a regular file"):
-            read_bytes(path)
-        with pytest.raises(BadFile, match="it is not a regular file"):
-            write_text(path, "text")
-    assert (tmp_path / "pipe").is_fifo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
-
-
 def test_the_size_of_a_file_is_limited_and_no_more_is_allocated(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes((1 << 20) + 1))
     with pytest.raises(BadFile, match=r"a is larger than 1 MiB"):

@@ -133,19 +133,6 @@ def test_modes_are_left_and_come_back() -> None:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_older_versions_of_torch_have_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Settings:
-        allow_tf32 = True
-        benchmark = False
-
-    cudnn, matmul = Settings(), Settings()
-    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
-    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    with torch_settings(tf32=False, cudnn_autotune=True):
-        assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (False, False, True)
-    assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (True, True, False)
-
-
 # ---------------------------------------------------------------- modules and tensors
 
 

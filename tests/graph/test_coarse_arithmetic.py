@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
 
@@ -16,7 +14,7 @@ import ecc
 from ecc.graph import ChannelGraph
 from ecc.zoo.image_task import NETWORKS
 from graph.cases import CASES
-from graph.coarse import BF16_BITS, TF32_BITS, CoarseArithmetic, round_mantissa
+from graph.coarse import BF16_BITS, TF32_BITS, CoarseArithmetic
 from graph.exactness import difference, masked_and_slim, run
 from graph.layers import image
 from graph.networks import Drawn, networks
@@ -101,64 +99,6 @@ def test_a_wrong_cut_is_still_found(bits: int) -> None:
 
 
 # ---------------------------------------------------------------- the mode itself
-
-
-def test_rounding_to_seven_bits_is_that_of_bfloat16() -> None:
-    numbers = torch.cat([torch.randn(4096) * 10.0 ** torch.arange(-20, 12).repeat(128), torch.tensor([0.0, -0.0])])
-    ties = (torch.arange(1, 200, 2, dtype=torch.int32) << 15).view(torch.float32)
-    for tensor in (numbers, ties, torch.tensor([float("inf"), float("-inf")])):
-        assert torch.equal(round_mantissa(tensor, BF16_BITS), tensor.bfloat16().float())
-    assert bool(round_mantissa(torch.tensor([float("nan")]), BF16_BITS).isnan().all())
-
-
-PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
-    "conv2d": (F.conv2d, ((2, 3, 9, 9), (5, 3, 3, 3))),
-    "transposed convolution": (F.conv_transpose2d, ((2, 3, 5, 5), (3, 5, 2, 2))),
-    "linear": (F.linear, ((2, 5), (3, 5))),
-    "matmul": (torch.matmul, ((2, 2, 5, 4), (2, 2, 4, 6))),
-    "addmm": (lambda a, b: torch.addmm(torch.zeros((), dtype=a.dtype), a, b), ((4, 5), (5, 3))),
-    "baddbmm": (lambda a, b: torch.baddbmm(torch.zeros((), dtype=a.dtype), a, b), ((2, 4, 5), (2, 5, 3))),
-    "einsum": (lambda a, b: torch.einsum("nij,njk->nik", a, b), ((2, 4, 5), (2, 5, 3))),
-    "attention": (lambda q, k: F.scaled_dot_product_attention(q, k, k), ((2, 2, 4, 6), (2, 2, 4, 6))),
-}
-
-
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_operands_of_a_product_are_rounded(name: str, inference: bool) -> None:
-    function, shapes = PRODUCTS[name]
-    operands = [torch.randn(shape) for shape in shapes]
-    with torch.inference_mode(inference):
-        plain = function(*operands)
-        with CoarseArithmetic(TF32_BITS) as mode:
-            coarse = function(*operands)
-            exact = function(*(operand.double() for operand in operands))
-        rounded = function(*(round_mantissa(operand, TF32_BITS) for operand in operands))
-        assert mode.rounded > 0
-        assert not torch.allclose(coarse, plain, rtol=0, atol=1e-6)
-        if name == "attention":  # its inner product is rounded once more when decomposed
-            torch.testing.assert_close(coarse, rounded, rtol=2e-3, atol=2e-3)
-        else:
-            torch.testing.assert_close(coarse, rounded)
-        torch.testing.assert_close(exact, function(*(operand.double() for operand in operands)), rtol=0, atol=0)
-
-
-def test_the_settings_of_torch_turn_it_off_and_come_back() -> None:
-    before = torch.get_float32_matmul_precision()
-    x, weight, kernel = torch.randn(4, 5), torch.randn(3, 5), torch.randn(5, 3, 1, 1)
-    image = torch.randn(1, 3, 4, 4)
-    with CoarseArithmetic(TF32_BITS) as mode:
-        assert torch.get_float32_matmul_precision() == "high"
-        torch.set_float32_matmul_precision("highest")
-        F.linear(x, weight)
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            F.conv2d(image, kernel)
-        assert mode.rounded == 0
-        F.conv2d(image, kernel)
-        torch.set_float32_matmul_precision("high")
-        F.linear(x, weight)
-        assert mode.rounded == 2
-    assert torch.get_float32_matmul_precision() == before
 
 
 @BITS

@@ -119,19 +119,6 @@ def test_records_of_the_user_do_not_change() -> None:
     assert GLOBAL_RECORDS == []
 
 
-def test_a_hook_that_removes_itself_stays_registered() -> None:
-    net, inputs = chain(), image()()
-
-    def once(module: nn.Module, args: Any, output: Tensor) -> None:
-        handle.remove()
-
-    handle = net.conv1.register_forward_hook(once)
-    trace_channels(net, inputs)
-    assert list(net.conv1._forward_hooks.values()) == [once]
-    net(inputs)
-    assert not net.conv1._forward_hooks
-
-
 def test_a_network_without_hooks_is_itself_and_a_copy_shares_the_tensors() -> None:
     net, inputs = chain(), image()()
     with without_observer_hooks(net, (inputs,), {}) as network:
@@ -212,20 +199,6 @@ def test_a_failed_verification_names_the_hooks() -> None:
     found = verify_graph(net, graph, inputs)
     assert {group.name for group in found.prunable} == {"conv1"}
     assert str(found["conv2"].frozen).endswith(". These hooks change tensors: normalises on conv2")
-
-
-def test_hooks_have_readable_names() -> None:
-    net = chain()
-    net.conv2.register_forward_hook(doubles)
-    net.conv2.register_forward_pre_hook(partial(scales_the_input))
-    net.register_forward_hook(Recorder().note)
-    net.conv1.register_forward_hook(lambda *_: None)
-    assert hook_names(net) == [
-        "Recorder.note on the network",
-        "<lambda> on conv1",
-        "scales_the_input on conv2",
-        "doubles on conv2",
-    ]
 
 
 def only_when_training(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:

@@ -13,8 +13,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from ecc.errors import EccWarning, UntraceableModel
-from ecc.export import load_slim, save_slim
-from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, slim_optimizer, trace_channels, with_widths
+from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 from ecc.graph.model_copy import load_whole_state_, named_tensors, rebuild, unsaved_tensors, whole_state
 from graph.cases import CASES, Shared, Tied, chain
 from graph.layers import conv, image
@@ -336,32 +335,3 @@ def test_hooks_of_parameters_do_not_matter_and_the_slim_network_says_that_it_has
 
 
 # ---------------------------------------------------------------- files and optimizers
-
-
-def doubles(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    return output * 2
-
-
-def hooked() -> nn.Module:
-    net = chain()
-    net.conv2.register_forward_hook(doubles)
-    net.conv2.register_full_backward_hook(lambda *_: None)
-    return net
-
-
-def test_a_slim_network_with_hooks_is_saved_loaded_and_trained_on(tmp_path: Any) -> None:
-    net, inputs = hooked(), image()()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    net(inputs).square().mean().backward()
-    optimizer.step()
-    graph = trace_channels(net, inputs)
-    mask_channels_(net, graph, {"conv1": [0, 3], "conv2": [2]})
-    small = slim(net, graph)
-    save_slim(small, tmp_path / "slim.safetensors")
-    again = load_slim(hooked(), tmp_path / "slim.safetensors")
-    assert list(again.conv2._forward_hooks.values()) == [doubles]
-    assert max_relative_diff(small, again, inputs) == 0
-    further = slim_optimizer(optimizer, net, small, graph)
-    small(inputs).sum().backward()
-    further.step()
-    assert further.state[small.conv1.weight]["momentum_buffer"].shape == small.conv1.weight.shape

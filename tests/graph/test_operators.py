@@ -16,7 +16,6 @@ from ecc.graph.calls import Call, quick_result
 from ecc.graph.grouping import ChannelPartition
 from ecc.graph.labels import FROZEN, Role
 from ecc.graph.ops import registry
-from ecc.graph.ops.shape import reshape_blocks
 from graph.op_trace import OpTrace, merged
 
 CONSUMER, PRODUCER, PER_CHANNEL = {Role.CONSUMER}, {Role.PRODUCER}, {Role.PER_CHANNEL}
@@ -181,23 +180,6 @@ def test_equal_parts_are_tied(move: Function, are_tied: bool) -> None:
     trace.run(move, x)
     labels = trace.along(x)
     assert trace.tied() == (merged(labels[:2], labels[2:4], labels[4:]) if are_tied else [])
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "blocks"),
-    [
-        ([2, 12, 5], [2, 3, 4, 5], [([0], [0]), ([1], [1, 2]), ([2], [3])]),
-        ([2, 3, 4, 5], [2, 12, 5], [([0], [0]), ([1, 2], [1]), ([3], [2])]),
-        ([24], [2, 3, 4], [([0], [0, 1, 2])]),
-        ([6, 4], [4, 6], [([0, 1], [0, 1])]),
-        ([2, 1, 6], [2, 6], [([0], [0]), ([1, 2], [1])]),
-        ([6], [6, 1, 1], [([0], [0]), ([], [1]), ([], [2])]),
-        ([], [], []),
-        ([2, 0], [0, 5], None),
-    ],
-)
-def test_axes_of_a_reshape_are_matched_in_blocks(old: list[int], new: list[int], blocks: Any) -> None:
-    assert reshape_blocks(torch.Size(old), torch.Size(new)) == blocks
 
 
 # ---------------------------------------------------------------- operators that pass channels on
@@ -554,16 +536,6 @@ def test_a_linear_layer_in_all_forms(function: Function, weight: tuple[int, ...]
     assert record.macs == torch.Size(shape[:-1]).numel()
 
 
-@pytest.mark.parametrize(
-    "function", [F.linear, lambda x, w, b: torch.addmm(b, x, w.t()), lambda x, w, b: x @ w.t() + b]
-)
-def test_a_bias_is_pruned_with_its_row(function: Function) -> None:
-    trace = OpTrace()
-    trace.run(function, trace.channels(2, 4), trace.parameter("w", 6, 4), trace.parameter("b", 6))
-    assert merged(trace.axis("w", 0), trace.axis("b", 0))[0] in trace.tied()
-    assert len(trace.tied()) == 4 + 6
-
-
 def test_layers_that_cannot_be_pruned() -> None:
     trace = OpTrace()
     trace.run(F.conv2d, trace.input(2, 3, 7, 7), trace.parameter("w", 6, 3, 3, 3))
@@ -699,26 +671,6 @@ def test_other_parameters_outside_layers() -> None:
     trace = OpTrace()  # not a channel at all
     assert trace.labels(trace.run(lambda x: x.new_zeros(2, 3), trace.channels(2, 4, 5))) is None
     assert (trace.labels(torch.zeros(2, 3)) == FROZEN).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "order"),
-    [
-        (lambda w: w, (0, 1)),
-        (lambda w: w.t(), (1, 0)),
-        (lambda w: w.mT.t(), (0, 1)),
-        (lambda w: w.permute(1, 0), (1, 0)),
-        (lambda w: w * 2, None),
-        (lambda w: w[:2], None),
-        (lambda w: w.reshape(3, 4), None),
-        (lambda w: w.clone(), None),
-    ],
-)
-def test_a_weight_keeps_its_name_while_it_is_only_permuted(change: Function, order: Any) -> None:
-    trace = OpTrace()
-    weight = trace.run(change, trace.parameter("w", 4, 3))
-    assert trace.tracer.weight_name(weight) == (None if order is None else "w")
-    assert order is None or trace.tracer.axis_order(weight) == order
 
 
 # ---------------------------------------------------------------- the registry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -82,14 +81,6 @@ def test_slim_keeps_the_surviving_slices() -> None:
     assert torch.equal(small.conv3.weight, net.conv3.weight[:, second])
     assert torch.equal(small.conv3.bias, net.conv3.bias)
     assert (small.conv1.out_channels, small.bn1.num_features, small.conv2.in_channels) == (5, 5, 5)
-
-
-def test_slim_keeps_one_unit_if_all_are_masked() -> None:
-    net, inputs, graph = traced("chain")
-    mask_channels_(net, graph, {"conv1": torch.arange(8)})
-    small = slim(net, graph)
-    assert small.conv1.out_channels == 1
-    torch.testing.assert_close(small.eval()(inputs), net.eval()(inputs))
 
 
 def test_slim_keeps_the_minimum_width() -> None:
@@ -177,18 +168,6 @@ def test_channels_last_weights_stay_channels_last(widths: dict[str, int]) -> Non
 # ---------------------------------------------------------------- masking
 
 
-def test_indices_and_masks_mask_the_same_units() -> None:
-    net, _, graph = traced("chain")
-    other = copy.deepcopy(net)
-    mask_channels_(net, graph, {"conv1": torch.tensor([0, 3])})
-    mask_channels_(other, graph, {"conv1": torch.tensor([True, False, False, True] + [False] * 4)})
-    assert torch.equal(net.conv2.weight, other.conv2.weight)
-    assert net.conv2.weight[:, [0, 3]].abs().sum() == 0
-    assert (net.conv2.weight[:, [1, 2, 4, 5, 6, 7]] != 0).any(dim=(0, 2, 3)).all()
-    assert live_channels(net, graph)["conv1"] == 6
-    assert live_masks(net, graph)[0].tolist() == [False, True, True, False, True, True, True, True]
-
-
 def test_masking_changes_consumers_only() -> None:
     net, _, graph = traced("chain")
     before = {key: value.clone() for key, value in net.state_dict().items()}
@@ -257,21 +236,6 @@ def test_with_widths_on_meta_allocates_nothing() -> None:
     assert {t.device.type for t in small.parameters()} == {"meta"}
     assert small.conv2.weight.shape == (6, 5, 3, 3)
     assert small.conv1.out_channels == 5
-
-
-@pytest.mark.parametrize(
-    ("widths", "words"),
-    [
-        ({"conv1": 2.5}, "whole numbers"),
-        ({"conv1": 0}, "outside 1..8"),
-        ({"conv3": 2}, "is not prunable"),
-        ({"nope": 2}, "no channel group is called 'nope'"),
-    ],
-)
-def test_with_widths_refuses_wrong_widths(widths: dict[str, Any], words: str) -> None:
-    net, _, graph = traced("chain")
-    with pytest.raises(BadWidths, match=words):
-        with_widths(net, graph, widths)
 
 
 # ---------------------------------------------------------------- refusals

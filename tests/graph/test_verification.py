@@ -73,24 +73,6 @@ class Coded(nn.Module):
 # ---------------------------------------------------------------- correct graphs
 
 
-def test_a_correct_graph_does_not_change() -> None:
-    net, inputs, graph = traced("residual")
-    verified = verify_graph(net, graph, inputs)
-    assert verified.groups == graph.groups
-    assert verified.max_relative_diff is not None
-    assert verified.max_relative_diff <= ALLOWED_FLOAT64
-
-
-def test_the_network_does_not_change() -> None:
-    net, inputs, graph = traced("residual")
-    net.train()
-    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    verify_graph(net, graph, inputs)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert net.training
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 # ---------------------------------------------------------------- wrong graphs
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.errors import BadMeasurement, BadWidths, EccError
+from ecc.errors import BadWidths, EccError
 from ecc.graph import ChannelGraph, ChannelGroup
-from ecc.measure.design import parse_shard, sample_widths
+from ecc.measure.design import sample_widths
 from ecc.settings import DESIGNS, Design
 
 FULL = (64, 192, 384, 256, 100)
@@ -52,13 +52,6 @@ def test_shards_are_disjoint_and_cover_the_design(samples: int, count: int) -> N
     assert sorted(index for shard in shards for index in shard) == list(range(samples))
     assert Design(samples=30, shard=(3, 8)).indices() == (3, 11, 19, 27)
     assert Design(samples=3).indices() == (0, 1, 2)
-
-
-def test_shards_are_written_with_a_slash() -> None:
-    assert parse_shard("3/8") == (3, 8)
-    for text in ("3", "3/", "/8", "a/8", "-1/8", "1/8/2", "1.5/8"):
-        with pytest.raises(BadMeasurement, match=r"K/N, such as 3/8"):
-            parse_shard(text)
 
 
 def test_designs_are_the_same_on_every_machine() -> None:

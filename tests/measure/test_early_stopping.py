@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Profile
 from ecc.measure.design import sample_widths
-from ecc.measure.early_stopping import MIN_SAMPLES, EarlyStop, _features, check_points, parse_share, quick_error
+from ecc.measure.early_stopping import MIN_SAMPLES, EarlyStop, _features, check_points, quick_error
 from ecc.zoo.digits import DigitsNet
 from measure.profile_cases import header, sample, small_graph
 
@@ -97,10 +96,3 @@ def test_the_error_is_checked_every_ten_samples_and_rarely_in_large_profiles() -
     assert check_points(35) == [10, 20, 30]
     assert check_points(240)[-3:] == [200, 220, 240]
     assert len(check_points(10_000)) < 70
-
-
-@pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), (" 2.5 %", 0.025)])
-def test_fractions_are_parsed(text: str, share: float) -> None:
-    assert parse_share(text) == pytest.approx(share)
-    with pytest.raises(BadMeasurement, match=r"is not a fraction; write 2% or 0\.02"):
-        parse_share(f"{text}%%")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from rich.console import Console
 from ecc.measure import Progress
 from ecc.measure.drift import Drift
 from ecc.records import to_builtins
-from ecc.report.live import BARS, LINE_SECONDS, CompressProgress, ProfileProgress, sparkline
+from ecc.report.live import LINE_SECONDS, CompressProgress, ProfileProgress
 from ecc.run_records import ScoreLine, SolverLine, TrainLine
-from measure.profile_cases import FakeCosts, reference, sample
+from measure.profile_cases import reference, sample
 from report.folders import Budgeted
 
 
@@ -44,13 +43,6 @@ def planned(console: Console | None, clock: Clock, processes: int = 1) -> Compre
 
 def terminal(width: int = 120) -> Console:
     return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-
-
-@pytest.mark.parametrize(
-    ("ratios", "bars"), [([], ""), ([0, 0], BARS[0] * 2), ([n / 8 for n in range(8)], BARS), (iter([1, 0.5]), "█▅")]
-)
-def test_bars_are_as_high_as_the_ratios(ratios: Iterable[float], bars: str) -> None:
-    assert sparkline(ratios) == bars
 
 
 def test_a_terminal_shows_progress_cost_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,15 +78,6 @@ def test_the_speed_is_that_of_the_phase_in_this_session() -> None:
     clock.seconds += 10
     view.log(train("finetune", 200, 2000))
     assert view._picture().plain == "finetune step 200 of 1500  loss 1.2500  2 min left in total"
-
-
-def test_a_step_of_several_processes_takes_several_batches() -> None:
-    clock = Clock()
-    view = planned(terminal(), clock, processes=4)
-    view.log(train("pretrain", 100, 400))
-    clock.seconds += 10
-    view.log(train("pretrain", 200, 800, loss=None))
-    assert view._picture().plain == "pretrain step 200 of 300  loss not finite  10 s left, 5 min left in total"
 
 
 def test_several_budgets_and_weights() -> None:
@@ -183,13 +166,3 @@ def test_messages_of_a_profile_are_always_shown(is_terminal: bool) -> None:
     if is_terminal:
         assert "20/50" in text
         assert "24.7 mJ (measured), fit error 2.3 %" in text
-
-
-@pytest.mark.parametrize(("device", "place"), [(None, "networks are not run"), ("cuda", "networks run on cuda")])
-def test_the_meter_is_announced_with_the_first_step(device: str | None, place: str) -> None:
-    screen = Screen(is_terminal=False)
-    screen.view.announce(FakeCosts().describe(), device)
-    assert screen.text.getvalue() == ""  # an error before the first step is shown alone
-    screen.show(0)
-    screen.show(1, message="hello")
-    assert screen.text.getvalue() == f"coefficients: paper, all, energy counter (estimated); {place}\nhello\n"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from ecc.errors import BadFile, BadTask, EccError, EccWarning
+from ecc.errors import BadTask, EccError, EccWarning
 from ecc.training import BatchStream, to_device
 from ecc.training.batches import EPOCHS_PER_SEED, micro_batches
 from training.toys import data, toy_task
@@ -297,16 +297,6 @@ def test_an_epoch_that_is_empty_shorter_or_broken_is_reported(train_batches: Any
         stream.restore({"epoch": position[0], "index": position[1], "lineage": 0, "total": 0})
     with pytest.raises(BadTask, match=message):
         next(stream)
-
-
-def test_wrong_arguments_and_positions_are_refused() -> None:
-    with pytest.raises(BadTask, match="'toy' has no train_batches"):
-        stream_of(None)
-    with pytest.raises(EccError, match=r"rank 2 is outside 0\.\.1"):
-        stream_of(numbered, rank=2, world_size=2)
-    for state in ({"epoch": 1}, {"epoch": -1, "index": 0, "lineage": 0, "total": 0}):
-        with pytest.raises(BadFile, match="the position in the batches"):
-            stream_of(numbered).restore(state)
 
 
 # ---------------------------------------------------------------- nested batches

@@ -6,8 +6,6 @@ import math
 import random
 import signal
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy
 import pytest
@@ -15,35 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.errors import BadFile, EccError
 from ecc.training import (
     Cosine,
     DistillSettings,
     Interrupted,
     StopRequests,
-    TrainSettings,
     derived_seed,
     fork_rng,
     rng_state,
     seed_everything,
     set_rng_state,
 )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TrainSettings(micro_batch=0), "micro_batch is 0; give a whole number of at least 1 or leave it out"),
-        (lambda: TrainSettings(clip_norm=0.0), "clip_norm is 0.0; give a number above 0 or leave it out"),
-        (lambda: TrainSettings(checkpoint_seconds=math.nan), "checkpoint_every is nan"),
-        (lambda: TrainSettings(precision="fp16", cuda_graph=True), "cuda_graph does not support precision fp16"),
-        (lambda: DistillSettings(weight=1.5), "kd_weight is 1.5; give a number from 0 to 1"),
-        (lambda: Cosine(start_lr=0), "start_lr is 0"),
-    ],
-)
-def test_values_out_of_range_are_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(EccError, match=message):
-        make()
 
 
 def test_distillation_is_automatic_unless_a_weight_is_given() -> None:
@@ -118,12 +98,6 @@ def test_a_forked_block_leaves_the_generators_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), fork_rng(7):
         random.seed(int(inside[0] - drawn()[0]) // 0)
     assert drawn() == expected[1]
-
-
-def test_a_damaged_random_state_is_refused() -> None:
-    for state in ({"python": (3, (1, 2), None), "torch": torch.zeros(2)}, {}):
-        with pytest.raises(BadFile, match="random state does not fit"):
-            set_rng_state(state)
 
 
 @pytest.mark.gpu

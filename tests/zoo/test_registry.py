@@ -45,21 +45,6 @@ def test_bundled_tasks_are_built_by_name_and_seeded(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "suggestion"),
-    [
-        ("mobilenet", " (did you mean 'mobilenet_v1'?)"),
-        ("transformer", ""),
-        ("torchvison:resnet18", " (did you mean 'torchvision'?)"),
-    ],
-)
-def test_an_unknown_name_lists_the_known_ones(spec: str, suggestion: str) -> None:
-    expected = (
-        f"unknown task {spec!r}{suggestion}; choose one of digits, alexnet, mobilenet_v1, erfnet, resnet20, resnet56,"
-    )
-    assert refusal(spec).startswith(expected)
-
-
-@pytest.mark.parametrize(
     ("spec", "option", "value"),
     [
         ("digits", "data", "."),
@@ -177,34 +162,3 @@ def test_the_file_is_executed_each_time_and_may_import_its_neighbours(folder: Pa
     write(folder, "import ecc\n" + PAIR, "json.py")
     find_task("json.py:pair")
     assert sys.modules["json"] is json  # a file named like a library does not replace it
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = 1\n", "no function 'pair'; the file defines no function."),
-        ("def pare(): pass\ndef x(): pass\n", "no function 'pair' (did you mean 'pare'?); the file defines pare, x."),
-        ("pair = 3\n", "pair is int; make it a function that returns a Task or a pair (model, example_input)."),
-        ("def pair(width): pass\n", "pair is called without arguments, but missing a required argument: 'width'"),
-        ("def pair(): pass\n", "returned NoneType; return a Task or a pair"),
-        ("def pair(): return 1, 2\n", "model of task 'mine.pair' is int"),
-        ("def f():\n    raise ValueError('a\\nb')\ndef pair(): f()\n", "raised ValueError at mine.py, line 2: a b"),
-        ("x = 1\nimport no_such_module\n", "running the file raised ModuleNotFoundError at mine.py, line 2: No module"),
-        ("def pair(:\n", "running the file raised SyntaxError at mine.py, line 1: invalid syntax"),
-        ("import sys\nsys.exit('usage')\n", "running the file raised SystemExit at mine.py, line 2: usage"),
-    ],
-)  # fmt: skip
-def test_errors_in_the_users_file_are_one_line_with_their_place(text: str, message: str, folder: Path) -> None:
-    write(folder, text)
-    modules = set(sys.modules)
-    assert message in refusal("mine.py:pair")
-    assert {name for name in set(sys.modules) - modules if "mine" not in name} == set()
-
-
-def test_incomplete_and_missing_files_are_refused(folder: Path) -> None:
-    write(folder, PAIR)
-    assert refusal("mine.py") == "task 'mine.py' names a file but no function; write mine.py:FUNCTION."
-    assert refusal("mine.py:") == "task 'mine.py:' names no function; write mine.py:FUNCTION."
-    assert "there is no file" in refusal("sub/mine.py:pair")
-    assert "is a recipe; give it to `ecc compare`" in refusal("recipe.toml")
-    assert "**The file is executed**" in (find_task.__doc__ or "")

@@ -35,6 +35,8 @@ class Trap:
     """Minimum number of prunable groups."""
     idle: tuple[str, ...] = ()
     """Modules that the example input does not run."""
+    is_similar: bool = False
+    """Whether it is one more case of an idea; run by `make thorough`."""
 
     def net(self) -> nn.Module:
         """The network with random weights, unless it sets its own."""
@@ -115,8 +117,10 @@ class AfterBody(Net):
         return self.code(self, x, F.relu(self.body(x)))
 
 
-def traps(kind: str, codes: Mapping[str, Callable[..., Any]], build: Any = Between, **fields: Any) -> None:
-    """A trap for each piece of code; `train_only` is passed on to `Between`."""
+def traps(
+    kind: str, codes: Mapping[str, Callable[..., Any]], build: Any = Between, every: int = 1, **fields: Any
+) -> None:
+    """A trap for each piece of code; `train_only` is passed on to `Between`. Every n-th is not a similar one."""
     options = {"train_only": fields.pop("train_only")} if "train_only" in fields else {}
-    for name, code in codes.items():
-        trap(f"{kind}: {name}", **fields)(partial(build, code, **options))
+    for number, (name, code) in enumerate(codes.items()):
+        trap(f"{kind}: {name}", is_similar=number % every > 0, **fields)(partial(build, code, **options))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from graph.layers import conv
@@ -55,8 +55,8 @@ def _code(how: str) -> Callable[[Any, Tensor], Tensor]:
 
 
 IN_TRAIN_MODE = ("softmax", "cumsum", "topk", "index of the last", "every second", "roll", "view of literal size")
-traps("channels", {how: _code(how) for how in MIDDLES})
-traps("channels in train mode", {how: _code(how) for how in IN_TRAIN_MODE}, train_only=True)
+traps("channels", {how: _code(how) for how in MIDDLES}, every=2)
+traps("channels in train mode", {how: _code(how) for how in IN_TRAIN_MODE}, train_only=True, every=3)
 traps(
     "checkpoint",  # in train mode
     {
@@ -88,28 +88,3 @@ class CheckpointedInTraining(Net):
         if torch.is_grad_enabled() and x.requires_grad:
             return x + checkpoint(self.branch, x, use_reentrant=False)
         return x + self.branch(x)
-
-
-@ordinary(2)
-class Unfolded(Net):
-    """A convolution over patches from `unfold`, whose axis has no channels."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2))
-
-
-@ordinary(2)
-class Autocast(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return torch.tanh(x)
-
-
-@ordinary(2)
-class WithEinsum(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(8))
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x * self.scale[:, None, None]

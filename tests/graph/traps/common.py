@@ -19,88 +19,32 @@ class Plain(Net):
 
 
 @ordinary(3)
-class Residual(Net):
+class AuxiliaryClassifier(Net):
+    """GoogLeNet: a second classifier in train mode."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.norm, self.outer = conv(8, 5), nn.BatchNorm2d(5), conv(5, 8)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x + self.outer(F.relu(self.norm(self.inner(x))))
-
-
-class AuxiliaryClassifier(Net):
-    """GoogLeNet: a second classifier in train mode, behind a plain branch or a property."""
-
-    def __init__(self, by_property: bool) -> None:
-        super().__init__()
-        self.by_property, self.squeeze, self.aux = by_property, conv(8, 5, 1), nn.Linear(5 * 16, 4)
-
-    @property
-    def is_learning(self) -> bool:
-        return self.training
+        self.squeeze, self.aux = conv(8, 5, 1), nn.Linear(5 * 16, 4)
 
     def forward(self, x: Tensor) -> Any:
         x = F.relu(self.stem(x))
         y = self.head(F.relu(self.body(x)))
-        if self.is_learning if self.by_property else self.training:
+        if self.training:
             return y, self.aux(F.adaptive_avg_pool2d(F.relu(self.squeeze(x)), 4).flatten(1))
         return y
 
 
 @ordinary(3)
-def auxiliary_classifier() -> nn.Module:
-    return AuxiliaryClassifier(by_property=False)
+class StochasticDepth(Net):
+    """A branch that train mode drops, image by image."""
 
-
-@ordinary(3)
-def auxiliary_classifier_behind_property() -> nn.Module:
-    return AuxiliaryClassifier(by_property=True)
-
-
-class Dropped(Net):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = conv(8, 5), conv(5, 8)
 
-    def branch(self, x: Tensor) -> Tensor:
-        return self.outer(F.relu(self.inner(x)))
-
-
-@ordinary(3)
-class StochasticDepth(Dropped):
-    """A branch that train mode drops, image by image."""
-
     def middle(self, x: Tensor) -> Tensor:
-        y = self.branch(x)
+        y = self.outer(F.relu(self.inner(x)))
         return x + (y * (torch.rand(len(x), 1, 1, 1, dtype=x.dtype) < 0.7) / 0.7 if self.training else y)
-
-
-@ordinary(3)
-class LayerDrop(Dropped):
-    """A branch that train mode drops for the whole batch, by a Python branch."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x if self.training and torch.rand(()) < 0.1 else x + self.branch(x)
-
-
-@ordinary(2)
-class DropoutOfZero(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.0)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return self.drop(x)
-
-
-@ordinary(3)
-class SqueezeAndExcite(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reduce, self.expand = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.expand(F.relu(self.reduce(x.mean((2, 3), keepdim=True)))))
 
 
 @ordinary(2, example=images(1, batch=1), second=images(2, batch=3))
@@ -110,26 +54,6 @@ def normalised_batch_of_one() -> nn.Module:
         stem=conv(3, 8), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), norm=nn.BatchNorm2d(8), body=conv(8, 6, 1),
         relu2=nn.ReLU(), head=conv(6, 4, 1),
     )  # fmt: skip
-
-
-@ordinary(3)
-class Concatenated(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = conv(8, 3), conv(8, 5)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.cat([self.left(x), self.right(x)], 1)
-
-
-@ordinary(3)
-class Depthwise(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.expand, self.depthwise, self.project = conv(8, 12, 1), conv(12, 12, groups=12), conv(12, 8, 1)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x + self.project(F.relu(self.depthwise(F.relu(self.expand(x)))))
 
 
 def sequence(seed: int) -> Tensor:

@@ -77,33 +77,6 @@ def idle_experts_of_a_mixture() -> nn.Module:
     return Mixture()
 
 
-class ByProbability(Mixture):
-    """A soft mixture that leaves out experts of small probability."""
-
-    def set_weights_(self) -> None:
-        self.router.weight.zero_()
-        self.router.weight[:, 0] = torch.tensor([-9.0, 9.0, -9.0, -9.0])
-        self.router.bias.zero_()
-
-    def forward(self, x: Tensor) -> Tensor:
-        probabilities = self.router(x).softmax(-1).mean((0, 1))
-        hidden = F.relu(self.embed(x))
-        result = hidden
-        for probability, expert in zip(probabilities, self.experts, strict=True):
-            if float(probability) > 0.05:
-                result = result + probability * expert(hidden)
-        return self.head(result)
-
-
-@trap(
-    example=lambda: torch.cat([tokens(1)[..., :1].abs() + 1, tokens(1)[..., 1:]], -1),
-    second=lambda: tokens(2),
-    idle=("experts.0", "experts.2", "experts.3"),
-)
-def experts_of_small_probability() -> nn.Module:
-    return ByProbability()
-
-
 class Late(Between):
     """A branch that runs when `is_open` says so."""
 
@@ -152,18 +125,6 @@ class MixesChannelsAfterSomeCalls(Net):
         return x - x.mean(1, keepdim=True) if some_calls(self, x) else x
 
 
-@trap(example=bright, second=dark, idle=("late",))
-class OpenedByTheInput(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.late = conv(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        dim = bool(x.sum() < 0)
-        x = F.relu(self.stem(x))
-        return self.head(F.relu(self.body(x + self.late(x) if dim else x)))
-
-
 @trap(example=bright, second=dark)
 class MixesChannelsOfDarkImages(Net):
     """The branch has no parameters: only another input shows it."""
@@ -185,29 +146,6 @@ class OpenedByAnOptionalInput(Net):
         if mask is not None:
             x = x * mask + self.late(x)
         return self.head(F.relu(self.body(x)))
-
-
-@trap(example=bright, second=dark, idle=("late",))
-class ChosenByAnIndex(Net):
-    """A list of layers, one of which the input picks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.late = conv(8, 8), conv(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = [self.first, self.late][int(x.mean() < 0)]
-        return self.head(F.relu(self.body(layer(F.relu(self.stem(x))))))
-
-
-@trap(example=bright, second=dark)
-class MaskedByTheInput(Net):
-    """A data-dependent mask over positions."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = x.mean(1, keepdim=True) > 0
-        y = F.relu(self.stem(x))
-        return self.head(F.relu(self.body(y * mask)))
 
 
 @trap(example=bright, second=dark)

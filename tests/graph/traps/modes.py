@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,50 +12,21 @@ from torch import Tensor, nn
 from graph.layers import conv, wrapped
 from graph.traps.base import Net, images, trap, traps
 
-IS_TRAINING = operator.attrgetter("training")
-
-
-class Helper:
-    """Knows the network and its mode."""
-
-    def __init__(self, owner: nn.Module) -> None:
-        self.owner = owner
-
-    def learns(self) -> bool:
-        return self.owner.training
-
 
 class Penalty(Net):
     """A loss term of the features of the stem, if a condition holds. It can be tested in many ways."""
 
     def __init__(self, condition: Callable[[Any, Tensor], bool]) -> None:
         super().__init__()
-        self.condition, self.helper = condition, Helper(self.head)
-        self.stored = functools.partial(lambda name, module: module.__dict__[name], "train" + chr(105) + "ng")
-
-    @torch.autocast("cpu", enabled=False)
-    def under_autocast(self) -> bool:
-        return self.training
+        self.condition = condition
 
     @wrapped
     def under_wrapper(self) -> bool:
         return self.training
 
-    @torch.no_grad()
-    def under_no_grad(self) -> bool:
-        return self.training
-
     @property
     def is_learning(self) -> bool:
         return self.training
-
-    @functools.cached_property
-    def mode_of(self) -> Callable[[nn.Module], bool]:
-        return IS_TRAINING
-
-    @staticmethod
-    def learns(module: nn.Module) -> bool:
-        return module.training
 
     def extra(self, features: Tensor) -> Tensor:
         return features.pow(2).mean()
@@ -80,40 +49,20 @@ class Auxiliary(Penalty):
 
 
 BOTH: dict[str, Callable[[Any, Tensor], bool]] = {
-    "autocast": lambda net, x: net.under_autocast(),
     "wrapper": lambda net, x: net.under_wrapper(),
-    "helper": lambda net, x: net.helper.learns(),
     "gradients": lambda net, x: torch.is_grad_enabled(),
+    "not on meta": lambda net, x: not x.is_meta,
 }
 traps("second head", BOTH, build=Auxiliary)
-traps(
-    "second head",
-    {
-        "property": lambda net, x: net.is_learning,
-        "real device": lambda net, x: x.device.type != "meta",
-        "computed name": lambda net, x: getattr(net, "train" + "ing"[: len("ing")]),
-    },
-    build=Auxiliary,
-)
 traps(
     "penalty",
     {
         **BOTH,
-        "no_grad decorator": lambda net, x: net.under_no_grad(),
-        "cached property": lambda net, x: net.mode_of(net),
-        "static method": lambda net, x: net.learns(net),
         "outside inference": lambda net, x: not torch.is_inference_mode_enabled(),
         "gradients are required": lambda net, x: x.requires_grad,
-        "there is a grad function": lambda net, x: x.grad_fn is not None,
-        "on the CPU": lambda net, x: x.device == torch.device("cpu"),
-        "not on meta": lambda net, x: not x.is_meta,
         # A trace on meta tensors sees no difference between the modes.
-        "train mode, not on meta": lambda net, x: net.training and not x.is_meta,
         "train mode, on the CPU": lambda net, x: net.training and x.device.type == "cpu",
         "half of the calls": lambda net, x: net.training and float(torch.rand(())) < 0.5,
-        "vars": lambda net, x: any(value is True for key, value in vars(net).items() if key.endswith("ning")),
-        "attribute getter": lambda net, x: IS_TRAINING(net),
-        "stored partial": lambda net, x: net.stored(net),
     },
     build=Penalty,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from graph.layers import conv
 from graph.traps.base import Net, ordinary, trap, traps
@@ -36,22 +36,6 @@ class CacheOfTheWidth(Net):
             self.width = x.shape[1]
             return x
         return x / x.new_tensor([self.width])
-
-
-@trap()
-class AverageOfChannels(Net):
-    """A moving average of each channel."""
-
-    average: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("average", torch.ones(8))
-
-    def middle(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.average.mul_(0.9).add_(x.detach().mean((0, 2, 3)), alpha=0.1)
-        return x * self.average.view(-1, 1, 1)
 
 
 @trap()
@@ -135,26 +119,3 @@ class TiedWeights(Net):
 
     def middle(self, x: Tensor) -> Tensor:
         return F.relu(self.second(F.relu(self.first(x))))
-
-
-@ordinary(2)
-class RunningStatistics(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(8, momentum=None)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-
-@ordinary(2)
-class CallCounter(Net):
-    """Counts its calls and uses them for nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def middle(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x

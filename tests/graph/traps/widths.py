@@ -55,5 +55,5 @@ WIDTH_VALUES: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-traps("width", WIDTH_VALUES)
-traps("width in train mode", dict(list(WIDTH_VALUES.items())[::3]), train_only=True)
+traps("width", WIDTH_VALUES, every=3)
+traps("width in train mode", dict(list(WIDTH_VALUES.items())[::3]), train_only=True, every=3)

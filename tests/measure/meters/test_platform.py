@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from ecc.errors import BadWidths, NoMeter
+from ecc.errors import BadWidths
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure.meters.platform import PLATFORMS, Platform, open_meter
+from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.zoo import AlexNet, ERFNet, MobileNetV1
 
 Graphs = dict[str, ChannelGraph]
@@ -156,29 +155,3 @@ def test_noise_depends_on_seed_widths_and_repeat_alone(small: ChannelGraph) -> N
 
 
 # --- description -------------------------------------------------------------------------------------
-
-
-def test_options_are_part_of_the_description() -> None:
-    info = open_meter("jetson-tx2, noise=0.03,seed=1 ,tile=8").describe()
-    assert info.device_id == "jetson-tx2,tile=8,noise=0.03,seed=1"
-    assert any("multiples of 8" in note for note in info.notes)
-    assert any("artificial noise" in note for note in info.notes)
-    assert open_meter("jetson-tx2,seed=4").describe() == open_meter("jetson-tx2").describe()  # nothing is random then
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("", "no name given; give one of platform:jetson-tx2, platform:gtx-1080-ti, platform:eyeriss"),
-        ("jetson-tx1", "'jetson-tx1' is unknown (did you mean 'jetson-tx2'?); known are jetson-tx2, gtx-1080-ti, eye"),
-        ("abacus", "'abacus' is unknown; known are jetson-tx2"),
-        ("jetson-tx2,tiles=8", "option 'tiles=8' is unknown; options are noise=0.03, seed=1 and tile=8"),
-        ("jetson-tx2,tile", "give option tile once, as tile=NUMBER"),
-        ("jetson-tx2,tile=many", "'tile=many' is not valid"),
-        ("jetson-tx2,tile=0", "tile=0 is below 1"),
-        ("jetson-tx2,noise=-1", "noise=-1 is outside 0..1"),
-    ],
-)
-def test_wrong_specs_are_refused(argument: str, message: str) -> None:
-    with pytest.raises(NoMeter, match=re.escape(message)):
-        open_meter(argument)

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from ecc.errors import BadFile, BadMeasurement, BadWidths, EccError, NoMeter
-from ecc.graph import trace_channels
+from ecc.errors import BadFile, BadMeasurement, BadWidths, EccError
 from ecc.measure import (
     Analytic,
     Declared,
@@ -24,7 +20,7 @@ from ecc.measure import (
     Provenance,
     Reading,
 )
-from ecc.measure.meters.replay import Replay, open_meter
+from ecc.measure.meters.replay import Replay
 from measure.profile_cases import header, reference, sample, small_graph
 
 GRAPH = small_graph()  # groups `first` of 16 and `second` of 12 channels
@@ -85,17 +81,6 @@ def test_other_widths_are_refused_with_the_nearest(widths: dict[str, int], messa
         Replay(recorded(*RECORDING), "h200.profile").cost(GRAPH, widths)
 
 
-def test_a_long_list_of_differences_is_shortened() -> None:
-    deep = trace_channels(nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))), torch.randn(2, 4), verify=False)
-    groups = tuple(group.name for group in deep.prunable)
-    made = recorded(sample(0, 1.0, (4,) * 7))
-    made = replace(made, header=replace(made.header, structure=deep.structure, groups=groups, full_widths=(4,) * 7))
-    with pytest.raises(BadWidths, match=r"sample 0 \((\S+: 4 instead of 3, ){3}\S+: 4 instead of 3 and 3 more\)\."):
-        Replay(made, "x").cost(deep, dict.fromkeys(groups, 3))
-    with pytest.raises(BadFile, match=f"with network {deep.fingerprint}, and this one is {GRAPH.fingerprint}"):
-        Replay(made, "x").cost(GRAPH, {})
-
-
 @pytest.mark.parametrize(
     ("samples", "error", "message"),
     [
@@ -128,17 +113,3 @@ def test_the_provenance_is_kept_and_marked_as_replay(provenance: Provenance, lab
     assert info.notes == ("recorded by nvml (energy counter) on cuda, batch 2, eager, fp32", "counts all processes")
     computed = replace(made, header=replace(made.header, device_type=None, settings=None))
     assert Replay(computed, "x").describe().notes[0] == "recorded by nvml (energy counter), batch 2"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (None, r"no file given; give the profile to replay, such as replay:h200\.profile"),
-        ("missing.profile", r"replay: cannot read .*missing\.profile: No such file"),
-        ("other", "is not a profile"),
-    ],
-)
-def test_a_file_that_cannot_be_replayed_is_refused(tmp_path: Path, name: str | None, message: str) -> None:
-    (tmp_path / "other").write_text("{}\n")
-    with pytest.raises(NoMeter, match=message):
-        open_meter("" if name is None else str(tmp_path / name))
