@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ecc
 from ecc.api import optimizer_factory
 from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter
-from ecc.measure import Profile, registry
+from ecc.measure import Profile
 from ecc.zoo import find_task
 from methods.jobs import digits_model
 
@@ -79,37 +79,6 @@ def test_one_call_profiles_prunes_measures_and_prints_five_lines(capsys: pytest.
     assert again.summary == result.summary  # the finished run, not a new one
     with pytest.raises(EccError, match="run"):
         compress(network(), loader(), "70%", meter=TX2, samples=40)
-
-
-def test_counted_budgets_need_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecc.profiling.find_meter", None)
-    result = compress(network(), loader(), ["macs=60%", "params=9k"])
-    assert result.met
-    assert result.energy is None
-    assert {name: one.label for name, one in result.summary.budgets.items()} == {"macs": "counted", "params": "counted"}
-    lines = str(result).splitlines()
-    assert lines[0].startswith("macs ")
-    assert "score       none (no evaluate= was given)" in lines
-    assert not Path("run/network.profile").exists()
-
-
-def test_an_interrupted_call_is_resumed_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = compress(network(), loader(), "macs=60%", folder="whole")
-    calls = 0
-
-    def fails(outputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls > 12:
-            raise KeyboardInterrupt
-        return F.cross_entropy(outputs, targets)
-
-    with pytest.raises(KeyboardInterrupt):
-        compress(network(), loader(), "macs=60%", loss=fails, folder="parts", checkpoint_steps=2)
-    parts = compress(network(), loader(), "macs=60%", folder="parts")
-    assert parts.widths == whole.widths
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, parts.model.state_dict()[name]), name
 
 
 def test_an_unmet_budget_is_a_warning() -> None:
@@ -284,19 +253,6 @@ def test_wrong_input_is_refused_before_training(change: dict[str, Any], error: t
     with pytest.raises(error, match=message):
         compress(network(), **{**arguments, **change})
     assert not Path("run").exists()
-
-
-def test_without_a_meter_the_error_is_a_short_list_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(argument: str) -> None:
-        raise NoMeter("a long reason. " * 40)
-
-    for name in registry.AUTO:
-        monkeypatch.setitem(registry.OPENERS, name, missing)
-    with pytest.raises(NoMeter) as error:
-        compress(network(), loader(), "50%")
-    assert len(str(error.value)) < 700
-    for choice in ("budget='macs=50%'", "meter='platform:jetson-tx2'", "meter='cputime:15W'"):
-        assert choice in str(error.value)
 
 
 # ---------------------------------------------------------------- optimizers

@@ -319,21 +319,11 @@ def set_at(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    **{f"no {key}": (lambda d, key=key: d.pop(key), "missing required") for key in ("groups", "layers", "notes")},
     "width": (set_at("groups", 1, "width", value=3), "was changed"),
-    "not frozen any more": (set_at("groups", 1, "frozen", value=None), "was changed"),
-    "role": (set_at("groups", 0, "slices", 0, "roles", value=["consumer"]), "was changed"),
     "index": (set_at("groups", 0, "slices", 1, "index", value=[[0], [1], [2]]), "was changed"),
     "unknown tensor": (set_at("groups", 0, "slices", 0, "tensor", value="../../etc/passwd"), "is damaged"),
-    "axis": (set_at("groups", 0, "slices", 0, "axis", value=2), "is damaged"),
     "index out of range": (set_at("groups", 0, "slices", 1, "index", value=[[3], [0], [4]]), "is damaged"),
-    "ragged index": (set_at("groups", 0, "slices", 1, "index", value=[[0], [1, 2], [0]]), "is damaged"),
-    "unknown role": (set_at("groups", 0, "slices", 0, "roles", value=["leaks"]), "Invalid enum value 'leaks'"),
-    "twice the same name": (set_at("groups", 1, "name", value="first"), "is damaged"),
-    "minimum width": (set_at("groups", 0, "min_width", value=4), "is damaged"),
     "huge size": (set_at("tensors", 0, "axes", 1, value=[1 << 62, []]), "is damaged"),
-    "string for a number": (set_at("groups", 0, "width", value="three"), "Expected `int`, got `str`"),
-    "empty group": (set_at("groups", 0, "width", value=0), "is damaged"),
     "memory of 48 GiB": (
         set_at(
             *("groups", 0, "slices"),

@@ -16,50 +16,6 @@ IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Apply(nn.Module):
-    """Runs a function."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def classifier(*middle: nn.Module, width: int) -> nn.Module:
-    return nn.Sequential(*middle, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
-
-
-class ResponseNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gamma, self.beta = nn.Parameter(torch.randn(width)), nn.Parameter(torch.randn(width))
-        self.eps = 1e-6
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = x.norm(p=2, dim=(2, 3), keepdim=True)
-        share = size / (size.mean(dim=1, keepdim=True) + self.eps)
-        return self.gamma.view(-1, 1, 1) * (x * share) + self.beta.view(-1, 1, 1) + x
-
-
-class ConvNeXtV2(nn.Module):
-    """A block with global response norm, between batch norms."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
-        self.norm = nn.BatchNorm2d(width)
-        self.up, self.response, self.down = nn.Conv2d(width, 32, 1), ResponseNorm(32), nn.Conv2d(32, width, 1)
-        self.head = nn.Linear(width, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.down(self.response(F.gelu(self.up(self.norm(self.depthwise(x))))))
-        return self.head(x.mean((2, 3)))
-
-
 class Res2(nn.Module):
     """Res2Net: `split` by the attribute `width`."""
 
@@ -141,22 +97,6 @@ class HeadwiseEinsum(nn.Module):
         return torch.einsum("bhle,hed->bld", y, self.out)
 
 
-class Towers(nn.Module):
-    """The score of users and items is the inner product of two towers."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.users = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
-        self.items = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
-        self.way = way
-
-    def forward(self, x: Tensor) -> Tensor:
-        users, items = self.users(x[:, 0]), self.items(x[:, 1])
-        if self.way == "cosine":
-            users, items = F.normalize(users, dim=-1), F.normalize(items, dim=-1)
-        return users @ items.t() if self.way in ("matrix", "cosine") else (users * items).sum(-1)
-
-
 class Attends(nn.Module):
     """`nn.MultiheadAttention` in a residual block with RMSNorm."""
 
@@ -208,33 +148,17 @@ class SplitByNumber(nn.Module):
 
 
 ROWS: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
-    "ConvNeXt V2 with response norm": (ConvNeXtV2, IMAGES, 0.99),
     "Res2Net, split by an attribute": (Res2, IMAGES, 0.99),
     "ShuffleNet with two groups, shuffled by hand": (Shuffled, IMAGES, 0.0),
     "temporal convolutions with chomp": (Chomp, torch.randn(2, 6, 9), 0.99),
     "einsum with a parameter": (Einsum, TOKENS, 0.99),
     "attention in einsum": (HeadwiseEinsum, TOKENS, 0.99),
-    "two towers, sum": (lambda: Towers("sum"), TOKENS, 0.99),
-    "two towers, matrix product": (lambda: Towers("matrix"), TOKENS, 0.99),
-    "two towers, cosine": (lambda: Towers("cosine"), TOKENS, 0.99),
     "MultiheadAttention, batch first": (lambda: Attends(batch_first=True, separate=False), TOKENS, 0.99),
     "MultiheadAttention, sequence first": (lambda: Attends(batch_first=False, separate=False), TOKENS, 0.99),
     "MultiheadAttention, separate": (lambda: Attends(batch_first=True, separate=True), TOKENS, 0.99),
     "MLP-Mixer, whose tokens have biases": (Mixer, TOKENS, 0.59),
     "halves split by a number": (SplitByNumber, TOKENS, 0.0),
-    "LSTM": (lambda: Recurrent(nn.LSTM), TOKENS, 0.9),
-    "GRU, bidirectional, two layers": (lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), TOKENS, 0.9),
 }
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: Callable[..., nn.Module], **options: object) -> None:
-        super().__init__()
-        self.layer = kind(8, 10, batch_first=True, **options)
-        self.head = nn.Linear(20 if options else 10, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x)[0])
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from ecc.energy import CountedCost
 from ecc.export import export_model
 from ecc.graph import slim, trace_channels
 from ecc.graph.masked_norm import MaskedNorm
-from ecc.training.signals import Interrupted
 
 
 class Block(nn.Module):
@@ -50,28 +48,19 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-def batches(stop: int = 0) -> Any:
-    """Eight batches; the process is interrupted at the given one."""
-    count = [0]
-
-    def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(number)
-        for _ in range(8):
-            count[0] += 1
-            if count[0] == stop:
-                os.kill(os.getpid(), 15)
-            images = torch.randn(4, 3, 8, 8, generator=generator)
-            yield images, torch.randint(5, (4,), generator=generator)
-
-    return epoch
+def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(epoch)
+    for _ in range(8):
+        images = torch.randn(4, 3, 8, 8, generator=generator)
+        yield images, torch.randint(5, (4,), generator=generator)
 
 
-def compress(folder: Path, budget: str = "macs=25%", stop: int = 0, items: int = 1, **options: Any) -> Any:
+def compress(folder: Path, budget: str = "macs=25%", items: int = 1, **options: Any) -> Any:
     torch.manual_seed(0)
     settings = {"depth": False, "prune_steps": 24, "finetune_steps": 6, "progress": False, **options}
     return ecc.compress(
         Transformer(),
-        batches(stop),
+        batches,
         budget,
         loss=F.cross_entropy,
         evaluate=lambda _: 0.5,
@@ -99,18 +88,6 @@ def test_the_residual_width_can_be_kept(tmp_path: Path) -> None:
     done = compress(tmp_path / "run", "macs=50%", freeze=["patches"])
     assert done.met
     assert done.summary.widths["patches"] == 32
-
-
-@pytest.mark.thorough
-def test_an_interrupted_run_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
-    whole = compress(tmp_path / "whole", checkpoint_steps=1)
-    with pytest.raises(Interrupted):
-        compress(tmp_path / "parts", stop=17, checkpoint_steps=1)
-    parts = compress(tmp_path / "parts", checkpoint_steps=1)
-    assert parts.summary.widths == whole.summary.widths
-    assert parts.summary.widths["patches"] < 32
-    for one, other in zip(parts.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_an_energy_budget_with_profile_and_energy_model(tmp_path: Path) -> None:

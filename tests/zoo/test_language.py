@@ -166,49 +166,6 @@ def test_blocks_are_removed_and_the_model_loads_again(folder: Path, tmp_path: Pa
     assert torch.equal(made, without)
 
 
-def test_a_run_that_was_interrupted_gives_the_same_model(folder: Path, tmp_path: Path) -> None:
-    from ecc.api import compress_task, make_settings
-    from ecc.energy import parse_budgets
-    from ecc.training import Interrupted
-
-    def compress(path: Path, stop_at: int | None = None) -> Any:
-        task = language_task(folder / "llama", [folder / "train.txt"], length=16)
-        if stop_at is not None:
-            task = _interrupted(task, stop_at)
-        return compress_task(
-            task,
-            parse_budgets(["macs=75%"]),
-            folder=path,
-            settings=make_settings(
-                "default", {"prune_steps": 3, "finetune_steps": 3, "checkpoint_steps": 1, "kd_temperature": 1.0}
-            ),
-        )
-
-    whole = compress(tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        compress(tmp_path / "parts", stop_at=4)
-    parts = compress(tmp_path / "parts")
-    assert parts.widths == whole.widths
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(tensor, parts.model.state_dict()[name]), name
-
-
-def _interrupted(task: Any, at: int) -> Any:
-    """The task, with a signal in the middle of training."""
-    import signal
-    from dataclasses import replace
-
-    drawn = [0]
-
-    def loss(model: Any, batch: Any) -> Any:
-        drawn[0] += 1
-        if drawn[0] == at:
-            signal.raise_signal(signal.SIGTERM)
-        return model(**batch).loss
-
-    return replace(task, loss=loss)
-
-
 def test_less_memory_gives_the_same_gradients(folder: Path) -> None:
     def gradients(*, less: bool) -> tuple[int, list[torch.Tensor]]:
         """The number of values that autograd keeps for the backward pass, and the gradients."""

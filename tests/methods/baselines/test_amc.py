@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.methods.baselines.amc import FEATURES, AmcSettings, LayerEnv
+from ecc.methods.baselines.amc import AmcSettings, LayerEnv
 from ecc.methods.baselines.ddpg import Ddpg, DdpgSettings, soft_update_, truncated_normal
 from methods.baselines.cases import amc, finish, lines_of, magnitude_score
 from methods.works import work_of
@@ -33,29 +33,6 @@ def test_actions_are_limited_to_the_largest_width_that_can_still_meet_the_target
         slow[stop] = max(trials)
     assert widths == slow
     assert context.constraint_violation(widths) <= 0 < context.constraint_violation([width + 1 for width in widths])
-
-
-def test_actions_within_the_limit_are_rounded_widths() -> None:
-    context = work_of(share=1.0, width_multiple=8)
-    env = LayerEnv(context)
-    full = [group.width for group in context.graph.groups]
-    widths, _, _ = env.rollout(lambda _, low: 0.6)
-    assert widths == context.round_widths([(0.6 if k in env.stops else 1) * width for k, width in enumerate(full)])
-    assert env.rollout(lambda _, low: low)[0] == context.min_widths()
-
-
-def test_states_are_in_the_unit_interval_and_depend_on_earlier_actions() -> None:
-    env = LayerEnv(work_of("concat", share=0.5))
-    _, high, _ = env.rollout(lambda _, low: 1.0)
-    _, low, _ = env.rollout(lambda _, low: low)
-    for state in high + low:
-        assert state.shape == (FEATURES,)
-        assert bool(((state >= 0) & (state <= 1)).all())
-    assert torch.equal(high[0], low[0])
-    assert (float(high[0][-3]), float(high[0][-1])) == (0.0, 1.0)  # nothing is saved before the first action
-    assert float(low[-1][-2]) == 0.0  # nothing can be saved after the last
-    assert float(low[1][-3]) > float(high[1][-3])
-    assert float(low[1][-1]) < float(high[1][-1])
 
 
 # ---------------------------------------------------------------- search
