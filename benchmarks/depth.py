@@ -34,6 +34,7 @@ from ecc.records import to_builtins
 from ecc.settings import CompressSettings, make_settings
 from ecc.task import Task
 from ecc.training import DistributedContext
+from ecc.training.cuda_graph import CudaGraphPass
 
 
 class Block(nn.Module):
@@ -61,12 +62,14 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer for images of 32 pixels."""
+    """A vision transformer; by default for images of 32 pixels."""
 
-    def __init__(self, width: int = 192, depth: int = 12, heads: int = 3, patch: int = 4, classes: int = 10) -> None:
+    def __init__(
+        self, width: int = 192, depth: int = 12, heads: int = 3, patch: int = 4, classes: int = 10, size: int = 32
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.positions = nn.Parameter(0.02 * torch.randn(1, (32 // patch) ** 2, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
@@ -90,13 +93,20 @@ def train_dense(task: Task, steps: int, lr: float, device: str) -> nn.Module:
         ],
         [warm],
     )
+
+    def gradients(batch: Any) -> Tensor:
+        images, labels = batch
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(images).float(), labels, label_smoothing=0.1)
+        loss.backward()
+        return loss.detach()
+
+    run = CudaGraphPass(model, gradients) if device == "cuda" else gradients
     step, epoch = 0, 0
     while step < steps:
         for images, labels in task.epoch_batches(epoch):
-            with torch.autocast(device, dtype=torch.bfloat16):
-                loss = F.cross_entropy(model(images.to(device)), labels.to(device), label_smoothing=0.1)
-            optimizer.zero_grad()
-            loss.backward()
+            run((images.to(device), labels.to(device)))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()

@@ -14,7 +14,7 @@ PEER_METHODS = ("tp_magnitude", "tp_taylor")
 TRANSFORMER_METHODS = ("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp")
 """Methods without training, for transformers."""
 
-METHOD_NAMES = (*COMPARED_METHODS, *PEER_METHODS, *TRANSFORMER_METHODS)
+METHOD_NAMES = (*COMPARED_METHODS, "isomorphic", *PEER_METHODS, *TRANSFORMER_METHODS)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 SCRATCH = "scratch"

@@ -11,6 +11,7 @@ from .baselines.amc import Amc, AmcSettings
 from .baselines.eap import Eap
 from .baselines.flap import Flap
 from .baselines.greedy import Greedy, GreedyTaylor
+from .baselines.isomorphic import Isomorphic
 from .baselines.lcp import Lcp, LcpSettings
 from .baselines.llm_pruner import LlmPruner
 from .baselines.netadapt import NetAdapt
@@ -32,6 +33,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "uniform": Uniform,
     "greedy": Greedy,
     "greedy_taylor": GreedyTaylor,
+    "isomorphic": Isomorphic,
     "tp_magnitude": TorchPruning,
     "tp_taylor": lambda: TorchPruning(TorchPruningSettings(importance="taylor")),
     "one_shot": OneShot,

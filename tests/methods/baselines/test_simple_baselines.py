@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask, BadWidths
-from ecc.graph import live_masks
+from ecc.graph import live_masks, trace_channels
 from ecc.methods import Greedy, PruningContext, Scratch, Uniform
 from ecc.methods.base import magnitudes
+from ecc.methods.baselines.isomorphic import Isomorphic, ranks_in_classes, structure
 from ecc.methods.baselines.recalibration import recalibrate_, recalibrated
 from ecc.methods.baselines.scratch import reinitialise_
 from methods.baselines.cases import finish, lines_of
@@ -50,6 +51,57 @@ def test_greedy_removes_the_least_magnitude_per_joule() -> None:
         widths[name] -= 1
     found = context.named_widths()
     assert all(abs(found[name] - width) <= 2 for name, width in widths.items())  # the slope is updated 50 times only
+
+
+# ---------------------------------------------------------------- isomorphic
+
+
+@pytest.mark.parametrize("name", ["chain", "residual"])
+def test_isomorphic_keeps_the_largest_ratio_that_meets_the_targets(name: str) -> None:
+    context = work_of(name, share=0.5)
+    finish(Isomorphic(), context)
+    assert -0.1 < context.constraint_violation(context.widths()) <= 0
+
+
+def test_isomorphic_groups_share_a_ranking_and_others_do_not() -> None:
+    torch.manual_seed(0)
+    model = TinyViT()
+    graph = trace_channels(model, torch.randn(2, 5, 16))
+    kinds = {}
+    for group in graph.prunable:
+        kinds.setdefault(structure(group), []).append(group.name)
+    assert sorted(sorted(names) for names in kinds.values()) == [["0.fc1", "1.fc1"], ["0.q", "1.q"]]
+    importance = {group.name: torch.rand(group.width) for group in graph.prunable}
+    importance["1.fc1"] *= 100  # the scale of a group does not matter
+    importance["0.fc1"][:4] += 50  # a few channels that stand out raise the mean, so that the others come last
+    ranks = ranks_in_classes(graph.prunable, importance)
+    assert sorted([*ranks["0.fc1"].tolist(), *ranks["1.fc1"].tolist()]) == [number / 64 for number in range(64)]
+    kept = {name: int((ranks[name] < 0.5).sum()) for name in ("0.fc1", "1.fc1")}
+    assert kept == {"0.fc1": 4, "1.fc1": 28}
+    assert sorted(ranks["0.q"].tolist() + ranks["1.q"].tolist()) == [number / 8 for number in range(8)]
+
+
+class TinyViT(nn.Sequential):
+    """Two blocks with four heads, whose residual stream is the output."""
+
+    def __init__(self) -> None:
+        super().__init__(TinyBlock(), TinyBlock())
+
+
+class TinyBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 4
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (layer(x).view(batch, length, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.o(heads.transpose(1, 2).reshape(batch, length, -1))
+        mixed: torch.Tensor = x + self.fc2(nn.functional.relu(self.fc1(x)))
+        return mixed
 
 
 # ---------------------------------------------------------------- scratch

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from ecc.energy import counted_cost
 from ecc.errors import EccError
 from ecc.graph import live_masks, slim, trace_channels
 from ecc.methods.base import magnitudes
@@ -124,3 +125,46 @@ def test_resuming_counts_calibration_once_and_gives_the_same_channels(tmp_path: 
     assert all(torch.equal(one, other) for one, other in pairs)
     assert whole.stream.state() == resumed.stream.state()
     assert slim(whole.model, whole.graph) is not None
+
+
+@pytest.mark.usefixtures("package")
+def test_whole_heads_are_pruned() -> None:
+    torch.manual_seed(0)
+    model = TransformerNet()
+    graph = trace_channels(model, torch.randn(2, 5, 16))
+    context = work_of("chain", share=0.5)
+    context.model, context.graph, context.costs = model, graph, (counted_cost(graph, "macs"),)
+    context.targets = [1.0]
+    method = TorchPruning()
+    method.context, method._package = context, importlib.import_module("torch_pruning")
+    roots = method._common_groups(model, torch.randn(2, 5, 16))
+    assert set(roots.values()) == {group.name for group in graph.prunable}
+    assert method._heads(model, roots) == {"qkv": 4}
+    half = method._prune(model, torch.randn(2, 5, 16), roots, 0.6, 1, {"qkv": 4})
+    found = dict(zip(graph.full_widths, half.widths(), strict=True))
+    assert found["qkv"] == 2
+    assert found["inner"] < 16  # several layers produce the channels of the residual stream
+
+
+class TransformerNet(nn.Module):
+    """One block with four heads between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 4
+        self.inner, self.out = nn.Linear(16, 16), nn.Linear(16, 3)
+        self.qkv, self.o, self.fc1, self.fc2 = (
+            nn.Linear(16, 48),
+            nn.Linear(16, 16),
+            nn.Linear(16, 32),
+            nn.Linear(32, 16),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        x = self.inner(x)
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.o(heads.transpose(1, 2).reshape(batch, length, -1))
+        mixed: torch.Tensor = self.out(x + self.fc2(nn.functional.relu(self.fc1(x))))
+        return mixed

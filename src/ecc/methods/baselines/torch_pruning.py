@@ -5,7 +5,8 @@ G. Fang, X. Ma, M. Song, M. B. Mi, X. Wang: DepGraph: Towards Any Structural Pru
 
 As in its examples: `BasePruner` with `GroupMagnitudeImportance` or `GroupTaylorImportance` (after backward passes of
 some training batches) removes channels in many small steps, with the same ratio in all layers or by one global ranking,
-until the goal is reached. Minimum widths are its `max_pruning_ratio`, multiples its `round_to`.
+until the goal is reached. Minimum widths are its `max_pruning_ratio`, multiples its `round_to`. Networks with attention
+are pruned in one step, as in its examples, with the numbers of heads and the smallest ratio that reaches the goal.
 
 Changed for energy: it stops where the cost model meets the targets, not at a number of MACs.
 
@@ -39,6 +40,7 @@ from .calibration_loss import CalibrationBatches
 from .widths import check_feasible
 
 IMPORTANCES = ("magnitude", "taylor")
+_HEAD_BISECTIONS = 12
 _LAYERS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
 )  # fmt: skip
@@ -97,37 +99,83 @@ class TorchPruning(OneShotMethod):
         context.log({"phase": self.name, "widths": context.widths()})
 
     def _choose(self, model: nn.Module) -> dict[str, Tensor]:
-        """Units to remove by group; `model` is pruned."""
+        """Units to remove by group; `model` may be pruned."""
+        context = self.context
+        example = first_items(split_batch(self._batches()[0])[0])
+        with eval_mode(model):
+            roots = self._common_groups(model, example)
+        heads = self._heads(model, roots)
+        if not heads:
+            return self._prune(model, example, roots, 1.0 - 1e-6, self.settings.iterative_steps).dead()
+        # It prunes heads by their whole ratio in every step, so that one step is used, with a ratio that fits.
+        low, high = 0.0, 1.0 - max(context.settings.min_width_ratio, 0.02)  # pruned
+        for _ in range(_HEAD_BISECTIONS):
+            ratio = 0.5 * (low + high)
+            found = self._prune(_copied(model), example, roots, ratio, 1, heads)
+            low, high = (low, ratio) if context.constraint_violation(found.widths()) <= 0 else (ratio, high)
+        return self._prune(_copied(model), example, roots, high, 1, heads).dead()
+
+    def _prune(
+        self,
+        model: nn.Module,
+        example: Any,
+        roots: Mapping[str, str],
+        ratio: float,
+        steps: int,
+        heads: Mapping[str, int] | None = None,
+    ) -> _Removable:
+        """Prune a network by a ratio in some steps, until the targets are met; what is left of the channel graph."""
         tp, context, settings = self._package, self.context, self.settings
         importance = {
             "magnitude": tp.importance.GroupMagnitudeImportance,
             "taylor": tp.importance.GroupTaylorImportance,
         }[settings.importance]()
-        example = first_items(split_batch(self._batches()[0])[0])
+        removable = _Removable(context, roots)
+        names = {id(module): name for name, module in model.named_modules()}
+        pruned = {path for name in roots.values() for path in _producers(context.graph[name], model)}
+        attention = {}
+        if heads:
+            least = min(heads.values())
+            attention = {
+                "num_heads": {model.get_submodule(path): count for path, count in heads.items()},
+                "prune_num_heads": True,
+                "prune_head_dims": False,
+                "head_pruning_ratio": max(0.0, min(int(ratio * least), least - 1) / least - 1e-6),  # it rounds up
+            }
         with eval_mode(model):
-            roots = self._common_groups(model, example)
-            removable = _Removable(context, roots)
-            names = {id(module): name for name, module in model.named_modules()}
-            ignored = [m for name, m in model.named_modules() if isinstance(m, _LAYERS)]
             pruner = tp.pruner.BasePruner(
                 model,
                 example,
                 importance=importance,
                 global_pruning=settings.is_global,
-                pruning_ratio=1.0 - 1e-6,
+                pruning_ratio=ratio,
                 max_pruning_ratio=1.0 - context.settings.min_width_ratio,
-                iterative_steps=settings.iterative_steps,
-                ignored_layers=[m for m in ignored if names[id(m)] not in roots],
+                iterative_steps=steps,
+                ignored_layers=[m for m in model.modules() if isinstance(m, _LAYERS) and names[id(m)] not in pruned],
                 round_to=context.width_multiple if context.width_multiple > 1 else None,
+                **attention,
             )
-            for _ in range(settings.iterative_steps):
+            for _ in range(steps):
                 for group in pruner.step(interactive=True):
-                    dependency, indices = group[0]
-                    removable.remove(names[id(dependency.target.module)], indices)
+                    for dependency, indices in group:  # of attention, the first one is not a producer
+                        path = names.get(id(dependency.target.module), "")
+                        if path in roots and pruner.DG.is_out_channel_pruning_fn(dependency.handler):
+                            removable.remove(path, indices)
+                            break
                     group.prune()
                     if context.constraint_violation(removable.widths()) <= 0:
-                        return removable.dead()
-        return removable.dead()
+                        return removable
+        return removable
+
+    def _heads(self, model: nn.Module, roots: Mapping[str, str]) -> dict[str, int]:
+        """Projections of attention and their numbers of heads, which Torch-Pruning cannot know."""
+        heads = {}
+        for name in roots.values():
+            group = self.context.graph[name]
+            for path in _producers(group, model):
+                if _producer_index(group, path).numel() > group.width:  # several channels for each unit
+                    heads[path] = group.width
+        return heads
 
     def _common_groups(self, model: nn.Module, example: Any) -> dict[str, str]:
         """Groups by their first layer in Torch-Pruning, where it has the same layers as ECC for the channels."""
@@ -167,6 +215,14 @@ class TorchPruning(OneShotMethod):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self._batches.restore(state["first_batch"])
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy with the gradients, which `deepcopy` leaves out."""
+    copied = copy.deepcopy(model)
+    for new, old in zip(copied.parameters(), model.parameters(), strict=True):
+        new.grad = None if old.grad is None else old.grad.clone()
+    return copied
 
 
 class _Removable:
