@@ -197,12 +197,13 @@ class PruningOptimizer(Optimizer):
         return torch.cat([one.norms(adam_preconditioners(self.inner, one.tensors)) for one in parts])
 
     def _check_gradients(self) -> None:
-        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        if self._has_warned or any(parameter.grad is not None for parameter in parameters):
+        groups = self.inner.param_groups
+        if self._has_warned or any(parameter.grad is not None for group in groups for parameter in group["params"]):
             return
         self._has_warned = True
+        count = sum(len(group["params"]) for group in groups)
         warnings.warn(
-            f"step() was called, but none of the optimizer's {len(parameters)} parameters has a gradient: the network "
+            f"step() was called, but none of the optimizer's {count} parameters has a gradient: the network "
             "is pruned without being trained. Call loss.backward() before step(), and zero_grad() after it.",
             EccWarning,
             stacklevel=4,  # the caller of step(), and torch's wrapper around it
