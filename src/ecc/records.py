@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ecc.errors import BadFile, EccError
-from ecc.io import MAX_BYTES, read_bytes, write_bytes
+from ecc.io import read_bytes, write_bytes
 
 T = TypeVar("T")
 
@@ -92,6 +92,6 @@ def write_record(path: str | Path, record: Any) -> None:
     write_bytes(path, msgspec.json.format(to_json(record), indent=1) + b"\n")
 
 
-def read_record(path: str | Path, kind: type[T], most: int = MAX_BYTES) -> T:
+def read_record(path: str | Path, kind: type[T]) -> T:
     """Read and check a record."""
-    return from_json(read_bytes(path, most), kind, path)
+    return from_json(read_bytes(path), kind, path)

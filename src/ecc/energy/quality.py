@@ -92,14 +92,14 @@ class FitQuality:
     """(value, prediction of a model fitted without it) of every sample."""
 
 
-def cross_validate(family: Family, samples: Samples, count: int = FOLDS) -> Array:
+def cross_validate(family: Family, samples: Samples) -> Array:
     """Relative error of each sample under a model that was fitted without its fold.
 
     The dense and the smallest network are a fold each; see the module.
     """
     check_sample_count(samples)
     ends = range_ends(samples)
-    number = min(count, int((~ends).sum()))
+    number = min(FOLDS, int((~ends).sum()))
     fold = np.empty(len(samples), dtype=np.intp)
     fold[~ends] = folds(int((~ends).sum()), number)
     fold[ends] = number + np.arange(ends.sum())

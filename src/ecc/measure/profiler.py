@@ -14,6 +14,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,64 +202,45 @@ def profile(
         reference_every=reference_every,
         shard=shard,
     )
-    others: tuple[EnergySource, ...] = getattr(meter, "others", ()) if shard is None else ()
-    if others:
-        lock = threading.Lock()
-
-        def report(step: Progress) -> None:
-            with lock:
-                (progress or (lambda _: None))(step)
-
-        def measure_shard(one: EnergySource, at: Path, part: Shard) -> Profile:
-            return profile(
-                model, graph, example_input, one, at, samples=samples, design=design, seed=seed,
-                width_multiple=width_multiple, depth=depth, settings=settings, device=device, rounds=rounds,
-                reference_every=reference_every, target_error=target_error, shard=part, runner_search=runner_search,
-                fit_error=fit_error, progress=report, clock=clock,
-            )  # fmt: skip
-
-        return _profile_shards((meter, *others), Path(path), measure_shard)
-    if not plan.removes_branches:
-        graph = graph.without_branches()
-    profiler: Profiler
-    if isinstance(meter, Analytic):
-        profiler = AnalyticProfiler(graph, example_input, meter)
-    else:
-        profiler = open_profiler(
-            model, graph, example_input, meter, settings, device=device, clock=clock, runner_search=runner_search
-        )
+    graph = graph if plan.removes_branches else graph.without_branches()
     widths = sample_widths(graph, samples, design, seed, width_multiple)
-    early_stop = EarlyStop(graph, target_error, fit_error)
-    with open_profile(path) as writer:
-        run = _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None))
-        with _fewer_collections() if profiler.drifts else nullcontext():
-            run.finish()
-        return writer.profile()
+    lock = threading.Lock()
+
+    def report(step: Progress) -> None:
+        with lock:  # several boards may report at once
+            (progress or (lambda _: None))(step)
+
+    def measure(source: EnergySource, file: str | Path, plan: Design) -> Profile:
+        profiler: Profiler
+        if isinstance(source, Analytic):
+            profiler = AnalyticProfiler(graph, example_input, source)
+        else:
+            profiler = open_profiler(
+                model, graph, example_input, source, settings, device=device, clock=clock, runner_search=runner_search
+            )
+        with open_profile(file) as writer:
+            run = _ProfileRun(plan, widths, profiler, writer, EarlyStop(graph, target_error, fit_error), report)
+            with _fewer_collections() if profiler.drifts else nullcontext():
+                run.finish()
+            return writer.profile()
+
+    others: tuple[EnergySource, ...] = getattr(meter, "others", ()) if shard is None else ()
+    return _profile_shards((meter, *others), Path(path), plan, measure) if others else measure(meter, path, plan)
 
 
-def _profile_shards(meters: Sequence[EnergySource], path: Path, measure: Callable[..., Profile]) -> Profile:
-    """Measure shards of one profile on several equal boards at once by `measure(meter, path, shard)`, and merge them.
+def _profile_shards(
+    meters: Sequence[EnergySource], path: Path, plan: Design, measure: Callable[[EnergySource, Path, Design], Profile]
+) -> Profile:
+    """Measure shards of one profile on several equal boards at once, and merge them.
 
     The shards are in files beside the profile, so that the same call resumes each of them.
     """
     if path.exists():
         return Profile.load(path)
-    count, failures = len(meters), list[BaseException]()
-    paths = [path.with_name(f"{path.name}.shard-{number}-of-{count}") for number in range(1, count + 1)]
-
-    def measure_shard(number: int) -> None:
-        try:
-            measure(meters[number], paths[number], (number + 1, count))
-        except BaseException as error:  # noqa: BLE001 - raised below, when every board has stopped
-            failures.append(error)
-
-    threads = [threading.Thread(target=measure_shard, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    numbers, count = range(1, len(meters) + 1), len(meters)
+    paths = [path.with_name(f"{path.name}.shard-{number}-of-{count}") for number in numbers]
+    with ThreadPoolExecutor(count) as pool:  # waits for every board, also after a failure
+        list(pool.map(measure, meters, paths, [replace(plan, shard=(number, count)) for number in numbers]))
     return merge_profiles(paths, path)
 
 

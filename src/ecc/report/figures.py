@@ -87,10 +87,10 @@ def file_config(spec: Row) -> Row:
     }
 
 
-def for_file(spec: Mapping[str, Any], width: int = 560) -> Row:
+def for_file(spec: Mapping[str, Any]) -> Row:
     """A chart of the page for a file: with light colours, a fixed width and a legend."""
     found: Row = _light(spec)
-    found["width"] = width
+    found["width"] = 560
     found["config"] |= {"background": "#ffffff", "font": "Helvetica, Arial, sans-serif"}
     for layer in found.get("layer", []):
         for channel in ("color", "shape"):

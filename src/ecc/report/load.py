@@ -262,9 +262,7 @@ def _failures(root: Path) -> list[GridFailure]:
     return [read_record(file, GridFailure) for file in sorted(root.glob("seed-*/*.failed.json"))]
 
 
-def _grid_rows(
-    runs: Sequence[tuple[GridRunInfo, RunSummary]], failures: Sequence[GridFailure], reference: str = "ecc"
-) -> list[GridRow]:
+def _grid_rows(runs: Sequence[tuple[GridRunInfo, RunSummary]], failures: Sequence[GridFailure]) -> list[GridRow]:
     keys = dict.fromkeys([(info.method, info.budget) for info, _ in runs] + [(x.method, x.budget) for x in failures])
 
     def scores(method: str, budget: str, name: str = "finetuned") -> dict[int, float]:
@@ -294,7 +292,7 @@ def _grid_rows(
                 batches_lineage=mean_of(count.lineage for count in batches),
                 seconds=mean_of(info.seconds for info, _ in found if info.sessions == 1),
                 peak_bytes=max((info.peak_bytes for info, _ in found if info.peak_bytes is not None), default=None),
-                p_value=p_value(scores(reference, budget), scores(method, budget)) if method != reference else None,
+                p_value=p_value(scores("ecc", budget), scores(method, budget)) if method != "ecc" else None,
             )
         )
     return rows

@@ -95,7 +95,6 @@ def _from_specification(
     launch_seconds: float,
     source: str,
     unchecked: str,
-    value_bytes: int | None = None,
 ) -> Constants:
     """Constants of a device of which only the specification is published.
 
@@ -118,7 +117,6 @@ def _from_specification(
         bandwidth=bandwidth,
         bandwidth_share=0.7,  # assumed
         launch_seconds=launch_seconds,
-        value_bytes=value_bytes,
         source=f"{source}. Assumed, without a document: {unchecked}, shares of peak and bandwidth, launch time",
     )
 
