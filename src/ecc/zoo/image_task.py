@@ -109,14 +109,12 @@ def image_task(
     model = seeded(lambda: network.build(num_classes))
     if weights is not None:
         load_weights_(model, weights, head=network.head, published=None if data is None else data.published, log=log)
-    example = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(SEED))
+    example = seeded_images((3, *size))
     if data is None:
         return Task(name=name, model=model, example_input=example)
     default = (data.batch_size if network.for_pixels else None) or network.batch_size
-    count = default if batch_size is None else batch_size
-    if not 1 <= count <= MAX_BATCH_SIZE:
-        raise BadTask(f"batch size {count} is outside 1..{MAX_BATCH_SIZE}.")
-    score = partial(_score, form, num_classes if network.for_pixels else None, count)
+    count = checked_batch_size(default if batch_size is None else batch_size)
+    score = partial(score_split, form, num_classes if network.for_pixels else None, count)
     return Task(
         name=f"{name}-{data.name}",
         model=model,
@@ -134,6 +132,18 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)  # torch.manual_seed would reseed the GPUs as well
         return build()
+
+
+def seeded_images(shape: tuple[int, int, int]) -> Tensor:
+    """One random image, as example input."""
+    return torch.randn(1, *shape, generator=torch.Generator().manual_seed(SEED))
+
+
+def checked_batch_size(count: int) -> int:
+    """The batch size, if it is possible."""
+    if not 1 <= count <= MAX_BATCH_SIZE:
+        raise BadTask(f"batch size {count} is outside 1..{MAX_BATCH_SIZE}.")
+    return count
 
 
 def _check_size(name: str, size: Size) -> None:
@@ -193,7 +203,7 @@ Batches = Callable[[torch.device], Iterable[tuple[Tensor, Tensor]]]
 """Yields (inputs, targets) on a device."""
 
 
-def _score(form: ImageFormat, num_classes: int | None, batch_size: int, split: Split, model: nn.Module) -> float:
+def score_split(form: ImageFormat, num_classes: int | None, batch_size: int, split: Split, model: nn.Module) -> float:
     """Top-1 accuracy, or mean IoU if a number of classes is given."""
     at_once = max(1, EVALUATION_PIXELS // (form.size[0] * form.size[1])) if num_classes is None else batch_size
     batches = partial(evaluation_batches, split, form, at_once)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask, did_you_mean, import_optional, one_line
@@ -20,7 +20,7 @@ from ecc.io import execute_file
 from ecc.task import Task
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
-from ecc.zoo.image_task import NETWORKS, SEED, image_task, seeded
+from ecc.zoo.image_task import NETWORKS, image_task, seeded, seeded_images
 from ecc.zoo.language import language_task
 from ecc.zoo.vision import image_classifier_task, is_image_classifier
 
@@ -135,7 +135,7 @@ def _from_torchvision(name: str) -> Task:
             "torchvision.models.list_models() lists them."
         )
     model: nn.Module = seeded(lambda: models.get_model(name, weights=None))
-    return Task(name=name, model=model, example_input=_seeded_input((3, 224, 224)))
+    return Task(name=name, model=model, example_input=seeded_images((3, 224, 224)))
 
 
 def _from_timm(name: str) -> Task:
@@ -146,7 +146,7 @@ def _from_timm(name: str) -> Task:
         raise BadTask(f"timm has no network {name!r}{suggestion}; timm.list_models() lists them.")
     model: nn.Module = seeded(lambda: timm.create_model(name, pretrained=False))
     config: dict[str, Any] = timm.data.resolve_model_data_config(model)
-    return Task(name=name, model=model, example_input=_seeded_input(config["input_size"]))
+    return Task(name=name, model=model, example_input=seeded_images(config["input_size"]))
 
 
 def _import_library(module: str, spec: str) -> Any:
@@ -237,10 +237,3 @@ def _one_line(error: BaseException, path: Path) -> str:
         frame = own[-1] if own else frames[-1]
         filename, line, message = frame.filename, frame.lineno, one_line(error)
     return f"{type(error).__name__} at {Path(filename).name}, line {line}: {message}"
-
-
-# ---------------------------------------------------------------- helpers
-
-
-def _seeded_input(shape: tuple[int, int, int]) -> Tensor:
-    return torch.randn(1, *shape, generator=torch.Generator().manual_seed(SEED))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadTask
-from ecc.task import MAX_BATCH_SIZE, Task
-from ecc.zoo.data.batches import ImageFormat, SeededBatches, epoch_batches, evaluation_batches
+from ecc.task import Task
+from ecc.zoo.data.batches import ImageFormat, SeededBatches, epoch_batches
 from ecc.zoo.data.sets import ImageData, Split
-from ecc.zoo.image_task import EVALUATION_PIXELS, SEED, top_k
+from ecc.zoo.image_task import checked_batch_size, score_split, seeded, seeded_images
 from ecc.zoo.language import import_transformers, load_config, load_part
 
 BATCH_SIZE = 64
@@ -55,24 +55,22 @@ def image_classifier_task(
     """
     if data is not None and data.has_pixels:
         raise BadTask(f"model {str(source)!r} classifies images, but the data set {data.name!r} has labels of pixels.")
-    count = BATCH_SIZE if batch_size is None else batch_size
-    if not 1 <= count <= MAX_BATCH_SIZE:
-        raise BadTask(f"batch size {count} is outside 1..{MAX_BATCH_SIZE}.")
+    count = checked_batch_size(BATCH_SIZE if batch_size is None else batch_size)
     model, config = _load(source, None if data is None else len(data.classes), log)
     size = image_size or _size_of(config)
     form = ImageFormat(size, *_colours(source))
-    example = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(SEED))
+    example = seeded_images((3, *size))
     name = Path(str(source)).name
     if data is None:
         return Task(name=name, model=model, example_input={"pixel_values": example})
-    at_once = max(1, EVALUATION_PIXELS // (size[0] * size[1]))
+    score = partial(score_split, form, None, count)
     return Task(
         name=f"{name}-{data.name}",
         model=model,
         example_input={"pixel_values": example},
         train_batches=partial(_labelled_batches, data.train, form, count, str(device)),
-        evaluate=partial(_accuracy, data.test, form, at_once),
-        evaluate_held_out=partial(_accuracy, data.held_out, form, at_once),
+        evaluate=partial(score, data.test),
+        evaluate_held_out=partial(score, data.held_out),
     )
 
 
@@ -85,10 +83,6 @@ def _labelled_batches(
     return SeededBatches(len(batches), lambda number: dict(zip(names, batches[number], strict=True)))
 
 
-def _accuracy(split: Split, form: ImageFormat, at_once: int, model: nn.Module) -> float:
-    return top_k(model, partial(evaluation_batches, split, form, at_once), (1,))[0]
-
-
 def _load(source: str | Path, classes: int | None, log: Callable[[str], None]) -> tuple[nn.Module, Any]:
     """The model in float32 with an output for each class, and its configuration."""
     where, kind = str(source), import_transformers().AutoModelForImageClassification
@@ -99,14 +93,11 @@ def _load(source: str | Path, classes: int | None, log: Callable[[str], None]) -
             "random weights. Train it first (--pretrain-steps N)."
         )
         options = {"num_labels": classes, "ignore_mismatched_sizes": True}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)  # of a new last layer
-        model: nn.Module = load_part(
-            where,
-            "model",
-            lambda: kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False, **options),
-        )
-    return model, config
+
+    def load() -> Any:
+        return kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False, **options)
+
+    return seeded(lambda: load_part(where, "model", load)), config  # the last layer may be new
 
 
 def _size_of(config: Any) -> tuple[int, int]:
