@@ -32,7 +32,7 @@ from ecc.budget import (
 from ecc.constants import EXPORT_FORMATS
 from ecc.energy import EnergyModel
 from ecc.errors import BadTask, EccError, EccWarning
-from ecc.formatting import score_text, si
+from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.measure.remote.client import InstalledSpec
@@ -143,19 +143,12 @@ class CompressResult:
         rows = []
         for resource, one in summary.budgets.items():
             source = one.label if one.label == "counted" else f"{one.label}, {summary.device}"
-            per = f" per batch of {summary.batch}" if resource in MEASURED_UNITS else ""
-            tokens = summary.tokens.get(resource)
-            if tokens is not None:
-                per = " per token"
-            before, after, limit = (si(x / (tokens or 1), one.unit) for x in (one.dense, one.result, one.limit))
+            per, (before, after, limit) = summary.amounts(resource)
+            per = per or (f" per batch of {summary.batch}" if resource in MEASURED_UNITS else "")
             change = f"{before} -> {after}{per} ({source})"
             rows.append((resource, f"{change}, budget {limit}: {'met' if one.met else 'NOT MET'}"))
-        dense = summary.scores.get("dense")
-        if self.score is not None:
-            shown = [score_text(one, summary.metric) for one in (dense, self.score) if one is not None]
-            rows.append((summary.metric, " -> ".join(shown)))
-        else:
-            rows.append((summary.metric, "none (no evaluate= was given)"))
+        scores = " -> ".join(filter(None, summary.score_texts()))
+        rows.append((summary.metric, "none (no evaluate= was given)" if self.score is None else scores))
         for name, budget, count in (("MACs", "macs", summary.macs), ("parameters", "params", summary.parameters)):
             if budget not in summary.budgets and count is not None:
                 rows.append((name, f"{si(count.dense, '')} -> {si(count.result, '')}"))

@@ -1,7 +1,7 @@
 """What a run writes: `RunSummary` (summary.json) and the lines of its history (history.jsonl).
 
-These records are written by `ecc.methods` and read by `ecc.report`, `ecc.export` and users. They are plain data and
-import neither torch nor any other package of ECC but its constants. Ranges are checked when a file is read.
+These records are written by `ecc.methods` and read by `ecc.report`, `ecc.export` and users. They are plain data, and
+torch is not imported. Ranges are checked when a file is read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ecc.constants import PHASES as PHASES  # re-exported: part of the records
+from ecc.formatting import score_text, si
 
 Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """A number that can be computed with. Files may hold larger ones; `ecc.records` refuses them when it reads."""
@@ -156,6 +157,16 @@ class RunSummary:
     def score(self) -> float | None:
         """Score of the slim network; None if the task has none."""
         return self.scores.get("finetuned", self.scores.get("pruned"))
+
+    def amounts(self, resource: str) -> tuple[str, list[str]]:
+        """` per token` where costs are, and the costs of a budget as text: dense, result and limit."""
+        row, tokens = self.budgets[resource], self.tokens.get(resource)
+        costs = [si(cost / (tokens or 1), row.unit) for cost in (row.dense, row.result, row.limit)]
+        return ("" if tokens is None else " per token"), costs
+
+    def score_texts(self) -> list[str]:
+        """Scores of the dense and of the slim network; empty where there is none."""
+        return ["" if one is None else score_text(one, self.metric) for one in (self.scores.get("dense"), self.score)]
 
 
 @dataclass(frozen=True, kw_only=True)

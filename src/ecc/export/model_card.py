@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ecc.formatting import score_text, si
+from ecc.formatting import si
 from ecc.run_records import RunSummary
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
@@ -51,17 +51,14 @@ def escape(text: object) -> str:
 def _results(summary: RunSummary) -> str:
     rows = []
     for resource, row in summary.budgets.items():
-        tokens = summary.tokens.get(resource)
-        per = "" if tokens is None else " per token"
-        amounts = [escape(si(value / (tokens or 1), row.unit)) for value in (row.dense, row.result, row.limit)]
-        rows.append([f"{escape(resource)}{per} ({escape(row.label)})", *amounts, "met" if row.met else "NOT met"])
+        per, amounts = summary.amounts(resource)
+        name = f"{escape(resource)}{per} ({escape(row.label)})"
+        rows.append([name, *map(escape, amounts), "met" if row.met else "NOT met"])
     for name, count in (("MACs", summary.macs), ("parameters", summary.parameters)):
         if count is not None:
             rows.append([f"{name} (counted)", si(count.dense, ""), si(count.result, ""), "", ""])
     if summary.scores:
-        both = (summary.scores.get("dense"), summary.score)
-        shown = ["" if one is None else score_text(one, summary.metric) for one in both]
-        rows.append([escape(summary.metric), *shown, "", ""])
+        rows.append([escape(summary.metric), *summary.score_texts(), "", ""])
     lines = [["", "before", "after", "budget", ""], ["---", "---:", "---:", "---:", "---"], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

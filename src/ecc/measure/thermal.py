@@ -13,12 +13,12 @@ def throttling_reasons(sys: Path = Path("/sys")) -> tuple[str, ...] | None:
     """Active reasons for reduced clocks; None if the kernel tells nothing."""
     known, found = False, []
     for device in sorted((sys / "class" / "thermal").glob("cooling_device*")):
-        kind, state = _read(device / "type"), _read(device / "cur_state")
+        kind, state = read_or_empty(device / "type"), read_or_empty(device / "cur_state")
         if any(word in kind.lower() for word in _LIMITING) and state.isdecimal():
             known = True
             if int(state) > 0:
                 found.append(f"{kind} at cooling state {state}")
-    flags = _read(sys / _PI_FILE)
+    flags = read_or_empty(sys / _PI_FILE)
     if flags:
         known = True
         value = int(flags, 16)
@@ -26,7 +26,8 @@ def throttling_reasons(sys: Path = Path("/sys")) -> tuple[str, ...] | None:
     return tuple(found) if known else None
 
 
-def _read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
+    """Text of a small file of the kernel; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

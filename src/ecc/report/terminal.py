@@ -356,9 +356,7 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     title = f"{summary.task} by {summary.method}{what}" + (f" on {summary.device}" if summary.device else "")
     table = _table("", "dense", "result", "budget", "of budget", "", title=title)
     for resource, row in summary.budgets.items():
-        tokens = summary.tokens.get(resource)
-        per = "" if tokens is None else " per token"
-        costs = [si(cost / (tokens or 1), row.unit) for cost in (row.dense, row.result, row.limit)]
+        per, costs = summary.amounts(resource)
         verdict = "met" if row.met else "NOT MET"
         table.add_row(plain(f"{resource}{per} ({row.label})"), *costs, percent(row.result / row.limit), verdict)
     for name, shown, counts in (("macs", "MACs", summary.macs), ("params", "parameters", summary.parameters)):
@@ -369,9 +367,7 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
         table.add_row("prunable weights (counted)", *totals, "", "", "")
     scores = summary.scores
     if scores:
-        both = (scores.get("dense"), summary.score)
-        shown_scores = ["" if one is None else score_text(one, summary.metric) for one in both]
-        table.add_row(summary.metric, *shown_scores, "", "", "")
+        table.add_row(summary.metric, *summary.score_texts(), "", "", "")
     full, kept = (summary.full_widths, summary.widths) if sparse is None else (sparse.weights, sparse.nonzeros)
     parts = [f"{name} {count}/{full[name]}" for name, count in kept.items() if count != full.get(name, count)]
     lines = [f"{'Widths' if sparse is None else 'Nonzero weights'}: {_first(parts) or 'unchanged'}."]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ecc.errors import NoMeter
 from ecc.measure.meter import DeviceState, Measured, MeterInfo, PowerIntegrator
+from ecc.measure.thermal import read_or_empty
 
 INPUT_RAILS = ("VDD_IN", "POM_5V_IN")  # TX1, TX2, Xavier NX, Orin NX and Nano; the first Nano
 SUMMED_RAILS = (
@@ -64,7 +65,7 @@ class JetsonMeter:
     def state(self) -> DeviceState:
         """Temperature and clock of the GPU, if the board provides them."""
         zones = self._sys.glob("class/thermal/thermal_zone*/type")
-        heat = [_number(zone.with_name("temp")) for zone in zones if "gpu" in _text(zone).lower()]
+        heat = [_number(zone.with_name("temp")) for zone in zones if "gpu" in read_or_empty(zone).lower()]
         devices = self._sys.glob("class/devfreq/*/cur_freq")
         clocks = [_number(file) for file in devices if _GPU_CLOCK.search(file.parent.name)]
         return DeviceState(
@@ -85,10 +86,10 @@ def find_rails(sys: Path = Path("/sys")) -> dict[str, Rail]:
         n, here = label.name.removeprefix("rail_name_"), label.parent
         power = (here / f"in_power{n}_input",)
         pair = (here / f"in_voltage{n}_input", here / f"in_current{n}_input")
-        _add(rails, _text(label), power if power[0].is_file() else pair)
+        _add(rails, read_or_empty(label), power if power[0].is_file() else pair)
     for label in sorted(drivers.glob("ina3221/*/hwmon/hwmon*/in*_label")):
         n, here = label.name.removeprefix("in").removesuffix("_label"), label.parent
-        _add(rails, _text(label), (here / f"in{n}_input", here / f"curr{n}_input"))
+        _add(rails, read_or_empty(label), (here / f"in{n}_input", here / f"curr{n}_input"))
     return rails
 
 
@@ -118,7 +119,7 @@ def open_meter(argument: str = "", *, sys: Path = Path("/sys")) -> JetsonMeter:
         raise NoMeter(message, remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise NoMeter(f"a rail of {', '.join(names)} cannot be read: {error}") from error
-    board = _text(sys / "firmware" / "devicetree" / "base" / "model").strip("\0")
+    board = read_or_empty(sys / "firmware" / "devicetree" / "base" / "model").strip("\0")
     return JetsonMeter(chosen, scope=scope, device=board or "NVIDIA Jetson", sys=sys)
 
 
@@ -144,15 +145,8 @@ def _choose_rails(argument: str, rails: dict[str, Rail]) -> tuple[tuple[str, ...
     )
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
-
-
 def _number(file: Path) -> float | None:
     try:
-        return float(_text(file))
+        return float(read_or_empty(file))
     except ValueError:
         return None

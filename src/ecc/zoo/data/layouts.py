@@ -60,33 +60,36 @@ _PHOTO, _MAP = "_leftImg8bit.png", "_gtFine_labelIds.png"
 
 def _cityscapes(root: Path) -> ImageData:
     """Every tenth training photo is held out. The labels of test are not public, so val is the test split."""
-    photos, maps = _cityscapes_pairs(root, "train")
+    whole = _cityscapes_scenes(root, "train")
     train, held_out = (
-        Scenes(tuple(photos[row] for row in rows), tuple(maps[row] for row in rows), CITYSCAPES_TABLE)
-        for rows in every_tenth(len(photos))
+        Scenes(tuple(whole.photos[row] for row in rows), tuple(whole.maps[row] for row in rows), CITYSCAPES_TABLE)
+        for rows in every_tenth(len(whole))
     )
-    test_photos, test_maps = _cityscapes_pairs(root, "val")
     return ImageData(
         "cityscapes",
         tuple(CITYSCAPES_CLASSES),
         train,
         held_out,
-        Scenes(tuple(test_photos), tuple(test_maps), CITYSCAPES_TABLE),
+        _cityscapes_scenes(root, "val"),
         size=(512, 1024),  # half of the photos' size, as in the papers of ERFNet and ECC
         batch_size=4,  # Sec. 4.1 of the paper
         published={len(CITYSCAPES_CLASSES) + 1: tuple(range(len(CITYSCAPES_CLASSES)))},  # ERFNet's last output is void
     )
 
 
-def _cityscapes_pairs(root: Path, split: str) -> tuple[list[Path], list[Path]]:
+def _cityscapes_scenes(root: Path, split: str) -> Scenes:
     photos = sorted((root / "leftImg8bit" / split).glob(f"*/*{_PHOTO}"))
     if not photos:
         raise BadTask(f"{root / 'leftImg8bit' / split} has no photo CITY/*{_PHOTO}; unpack leftImg8bit_trainvaltest.")
     maps = [root / "gtFine" / split / photo.parent.name / (photo.name.removesuffix(_PHOTO) + _MAP) for photo in photos]
+    return _scenes(photos, maps, CITYSCAPES_TABLE, "; unpack gtFine_trainvaltest")
+
+
+def _scenes(photos: list[Path], maps: list[Path], table: bytes, advice: str = "") -> Scenes:
     for photo, labels in zip(photos, maps, strict=True):
         if not labels.is_file():
-            raise BadTask(f"{labels} is missing, the label map of {photo.name}; unpack gtFine_trainvaltest.")
-    return photos, maps
+            raise BadTask(f"{labels} is missing, the label map of {photo.parent.name}/{photo.name}{advice}.")
+    return Scenes(tuple(photos), tuple(maps), table)
 
 
 # ---------------------------------------------------------------- CamVid
@@ -120,11 +123,7 @@ def _camvid_scenes(root: Path, split: str) -> Scenes:
     photos = sorted((root / split).glob("*.png"))
     if not photos:
         raise BadTask(f"{root / split} has no photo *.png; this layout needs photos in train, val and test.")
-    maps = [root / f"{split}annot" / photo.name for photo in photos]
-    for labels in maps:
-        if not labels.is_file():
-            raise BadTask(f"{labels} is missing, the label map of {split}/{labels.name}.")
-    return Scenes(tuple(photos), tuple(maps), CAMVID_TABLE)
+    return _scenes(photos, [root / f"{split}annot" / photo.name for photo in photos], CAMVID_TABLE)
 
 
 # ---------------------------------------------------------------- CIFAR-10
