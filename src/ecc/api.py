@@ -441,12 +441,8 @@ def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWor
     """
     config = getattr(model, "config", None)
     can_generate = getattr(model, "can_generate", None)
-    if (
-        config is None
-        or not callable(can_generate)
-        or not can_generate()
-        or getattr(config, "is_encoder_decoder", False)
-    ):
+    is_causal = callable(can_generate) and can_generate() and not getattr(config, "is_encoder_decoder", False)
+    if config is None or not is_causal:
         return ()
     tokens = example_input.get("input_ids") if isinstance(example_input, dict) else example_input
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
