@@ -137,7 +137,7 @@ FAULTS: list[tuple[Callable[[Path], Path], Callable[[Path], None], str]] = [
     (folders, add("train", "val"), "n00000005 has no photos"),
     (folders, add("train"), "val lacks the class folder 'n00000005'"),
     (folders, add("val"), "val has, unlike train, the class folder 'n00000005'"),
-    (cityscapes, remove("lindau_000000*_labelIds.png"), "gtFine_labelIds.png is missing, the label map of lindau/lindau_"),
+    (cityscapes, remove("lindau_000000*_labelIds.png"), "labelIds.png is missing, the label map of lindau/lindau_"),
     (cityscapes, remove("aachen*_leftImg8bit.png"), "train has no photo CITY"),
     (camvid, lambda root: (root / "valannot" / "0001TP_000001.png").unlink(), "0001TP_000001.png is missing"),
     (lambda root: camvid(root, counts=(2, 2, 0)), lambda root: None, "test has no photo"),
