@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from ecc.energy import Cost
 from ecc.graph import ChannelGraph
 from ecc.methods import EccSolver
+from ecc.methods.ecc import importance
 from ecc.methods.ecc.importance import taylor_interval
-from ecc.task import Task
+from ecc.task import Task, split_batch
 
 EARLY_RAMP = 0.2
 CANDIDATE_STEPS = 0.1
 """Batches in which each candidate is pruned and trained, as a fraction of the pruning batches."""
+CALIBRATIONS = 3
+"""Calibrations at equal distances; each takes one batch."""
 CANDIDATES: tuple[dict[str, Any], ...] = ({}, {"importance": "adam_norm"}, {"uniform_floor": 0.8})
 
 
@@ -31,6 +34,7 @@ class Variant:
     by_budget: bool = False
     """Whether mild budgets end their ramp early: it is 0.6 of the steps at half of the cost, and less above."""
     regrow: bool = False
+    calibrate: bool = False
     candidates: bool = False
     ema: bool = False
 
@@ -42,6 +46,7 @@ VARIANTS = {
     "early, cosine": Variant({"ramp": EARLY_RAMP}, lr_schedule="cosine"),
     "by budget, cosine": Variant(lr_schedule="cosine", by_budget=True),
     "regrowth": Variant(regrow=True),
+    "calibrated": Variant(calibrate=True),
     "candidate plans": Variant(candidates=True),
     "EMA": Variant(ema=True),
     "uniform floor": Variant({"uniform_floor": 0.8}),
@@ -60,6 +65,7 @@ class RegrowingSolver(EccSolver):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._initial = self._solver.alive
+        importance._SMALL["cpu"] = 2**22  # masks of full shape
         self._slices._masks.allocate()
         self._tensors = self._slices._masks._small
         self._kept = [tensor.detach().clone() for tensor in self._tensors]
@@ -87,6 +93,68 @@ class RegrowingSolver(EccSolver):
             self._parts.apply_mask_()
 
 
+class CalibratedSolver(EccSolver):
+    """Multiplies the importance of each group by measured / predicted increase of the loss, when it plans.
+
+    A block of a quarter of the channels of each group, the least important ones, is removed on a batch that is counted.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert self._taylor is not None
+        self._plain = self._taylor
+        self._factors = torch.ones_like(self._solver.alive, dtype=torch.float32)
+        self._taylor = _Scaled(self)  # type: ignore[assignment]
+        self.calibrated_at: set[int] = set()
+
+    @torch.no_grad()
+    def calibrate(self, task: Task, batch: Any) -> None:
+        """Measure the factors at the present weights."""
+        assert task.loss is not None
+        self.calibrated_at.add(self._steps)
+        inputs, targets = split_batch(batch)
+        saved = [tensor.detach().clone() for tensor in self._slices.tensors]
+        alive, values = self._solver.alive, self._plain.values
+        base = float(task.loss(self._model(inputs), targets))
+        factors: dict[str, float] = {}
+        for group in self._graph.prunable:
+            first, stop = self._graph.channel_ids(group.name)
+            here = torch.arange(first - 1, stop - 1)[alive[first - 1 : stop - 1]]
+            removed = here[values[here].argsort()][: len(here) // 4]
+            if not len(removed):
+                continue
+            mask = alive.clone()
+            mask[removed] = False
+            self._parts.set_mask(mask)
+            self._parts.apply_mask_()
+            increase = float(task.loss(self._model(inputs), targets)) - base
+            predicted = float(values[removed].sum()) * group.width / (len(here) - len(removed))
+            factors[group.name] = max(increase, 0.0) / max(predicted, 1e-30)
+            for tensor, old in zip(self._slices.tensors, saved, strict=True):
+                tensor.copy_(old)
+        middle = sorted(factors.values())[len(factors) // 2]
+        for name, factor in factors.items():
+            first, stop = self._graph.channel_ids(name)
+            self._factors[first - 1 : stop - 1] = min(max(factor / max(middle, 1e-30), 0.1), 10.0)
+        self._set_masks(masked=self._is_masked)
+
+
+class _Scaled:
+    """The Taylor importance of a solver, times its factors."""
+
+    def __init__(self, solver: CalibratedSolver) -> None:
+        self._solver = solver
+
+    def add(self, products: Tensor) -> None:
+        """Add a sample."""
+        self._solver._plain.add(products)
+
+    @property
+    def values(self) -> Tensor:
+        """a of each channel."""
+        return self._solver._plain.values * self._solver._factors
+
+
 def make_solver(
     variant: Variant,
     model: nn.Module,
@@ -109,7 +177,15 @@ def make_solver(
     if variant.by_budget:
         settings["ramp"] = 0.6 * min(1.0, (1 - float(budget.rstrip("%")) / 100) / 0.5)
     if not variant.candidates:
-        return solver_of(model, steps, RegrowingSolver if variant.regrow else EccSolver, **settings), steps
+        kind = RegrowingSolver if variant.regrow else CalibratedSolver if variant.calibrate else EccSolver
+        made = solver_of(model, steps, kind, **settings)
+        if not isinstance(made, CalibratedSolver):
+            return made, steps
+        each = steps // (CALIBRATIONS + 1)
+        for _ in range(CALIBRATIONS):
+            train(model, task, made, batches, each - 1, options.lr)
+            made.calibrate(task, next(batches))
+        return made, steps - CALIBRATIONS * each
     assert task.evaluate_held_out is not None
     tried: list[tuple[float, dict[str, int]]] = []
     each = int(CANDIDATE_STEPS * steps)

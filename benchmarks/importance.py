@@ -1,7 +1,7 @@
 """How well channel importance predicts the loss after channels are removed.
 
     PYTHONPATH=src python3 benchmarks/importance.py --out results/importance.json
-    PYTHONPATH=src python3 benchmarks/importance.py --data DATA --tasks resnet20:cifar10 --out importance.json
+    PYTHONPATH=src python3 benchmarks/importance.py --data DATA --tasks resnet8 resnet20:cifar10 --out importance.json
 
 For each network at three points of its training: the statistics of some training batches at fixed weights, then random
 removals. A removal masks a random part (up to 60 %) of the channels of one random group, and the increase of the loss is
@@ -12,13 +12,20 @@ sum over the removed channels. Reported for each criterion:
 - slopes: measured / predicted increase of each group (least squares through the origin), as the ratio of the largest to
   the smallest slope, and of the 90th to the 10th percentile.
 
-"/ remaining share" divides the sum by the share of the channels of the group that remain: behind a batch norm, what
-remains is scaled up, and the error with it.
+Criteria: weight_norm (plain norm), adam_norm (the paper's), taylor (mean square of the sum of w g), taylor_mean (absolute
+mean), taylor_variance (variance over batches, as `TaylorImportance`), and
+
+- corrected: taylor_variance, divided by the share of the channels of the group that remain, as `WidthPlanner` does. Behind a
+  batch norm, what remains is scaled up, and the error with it;
+- joint: the variance of the sum over all removed channels at once, which has the covariances, divided by the same share;
+- calibrated: corrected, times a factor of each group: measured / predicted increase of some other random removals of that
+  group on other batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ablation import batches_of, small_resnet
 from machine import commit, machine, write_record
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -38,14 +46,6 @@ from ecc.zoo.registry import find_task
 REMOVALS = 200
 POINTS = (0.1, 0.4, 1.0)
 """Fractions of the training."""
-
-
-def batches_of(task: Task) -> Iterator[Any]:
-    """Training batches, epoch after epoch."""
-    epoch = 0
-    while True:
-        yield from task.epoch_batches(epoch)
-        epoch += 1
 
 
 class Measured:
@@ -80,8 +80,8 @@ class Measured:
 
 def statistics(
     model: nn.Module, graph: ChannelGraph, task: Task, batches: list[Any], optimizer: Any, device: Any
-) -> dict[str, Tensor]:
-    """Channel importance by every criterion, from gradients of some batches at fixed weights."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(batches, channels) sums of w g, and channel importance by every criterion, at fixed weights."""
     assert task.loss is not None
     slices = ConsumerSlices(model, graph, device)
     products = []
@@ -94,7 +94,7 @@ def statistics(
     mean, square = stacked.mean(0), stacked.square().mean(0)
     norms = slices.norms()
     adam = slices.norms(adam_preconditioners(optimizer, slices.tensors))
-    return {
+    return stacked, {
         "weight_norm": norms.double(),
         "adam_norm": adam.double(),
         "taylor": square,
@@ -103,12 +103,14 @@ def statistics(
     }
 
 
-def random_removals(graph: ChannelGraph, count: int, rng: np.random.Generator) -> list[tuple[str, list[int]]]:
-    """Groups and channels."""
+def random_removals(
+    graph: ChannelGraph, count: int, rng: np.random.Generator, *, each: bool = False
+) -> list[tuple[str, list[int]]]:
+    """Groups and channels; as many removals of each group, or of random groups."""
     groups = [group for group in graph.prunable if group.width > 2]
     found = []
-    for _ in range(count):
-        group = groups[rng.integers(len(groups))]
+    for number in range(count * len(groups) if each else count):
+        group = groups[number % len(groups) if each else rng.integers(len(groups))]
         number = int(rng.integers(1, max(2, int(0.6 * group.width)) + 1))
         found.append((group.name, rng.choice(group.width, number, replace=False).tolist()))
     return found
@@ -139,10 +141,36 @@ def judge(predicted: np.ndarray, increase: np.ndarray, names: list[str]) -> dict
 # ---------------------------------------------------------------- one network
 
 
-def with_remaining_share(graph: ChannelGraph, removal: tuple[str, list[int]], predicted: float) -> float:
-    """Divided by the share of the channels that remain, as `WidthPlanner` does."""
+Removal = tuple[str, list[int]]
+"""A group, and channels of it."""
+
+
+def indices(graph: ChannelGraph, removal: Removal) -> Tensor:
+    """Positions of the removed channels among all channels."""
     name, channels = removal
-    return predicted / (1 - len(channels) / graph[name].width)
+    return graph.channel_ids(name)[0] - 1 + torch.tensor(channels)
+
+
+def remaining_shares(graph: ChannelGraph, removals: list[Removal]) -> np.ndarray:
+    """Share of the channels of the group that remain after each removal."""
+    return np.array([1 - len(channels) / graph[name].width for name, channels in removals])
+
+
+def corrected(graph: ChannelGraph, removals: list[Removal], values: Tensor) -> np.ndarray:
+    """Sums over the removed channels, divided by the share that remains."""
+    sums = np.array([float(values[indices(graph, removal)].sum()) for removal in removals])
+    divided: np.ndarray = sums / remaining_shares(graph, removals)
+    return divided
+
+
+def calibration_factors(removals: list[Removal], predicted: np.ndarray, increase: np.ndarray) -> dict[str, float]:
+    """Measured / predicted increase of each group, by least squares through the origin; at least 1 % of the median."""
+    found = {}
+    for name in {name for name, _ in removals}:
+        here = np.array([one == name for one, _ in removals])
+        found[name] = float((predicted[here] * increase[here]).sum() / max((predicted[here] ** 2).sum(), 1e-300))
+    least = 0.01 * float(np.median(list(found.values())))
+    return {name: max(factor, least) for name, factor in found.items()}
 
 
 def study(
@@ -150,22 +178,32 @@ def study(
 ) -> dict[str, Any]:
     """All criteria at the present weights."""
     device = next(model.parameters()).device
-    importance = statistics(model, graph, task, [next(batches) for _ in range(options.batches)], optimizer, device)
-    held_out = Measured(model, graph, task, [next(batches) for _ in range(options.evaluated)], device)
-    base = held_out.loss()
-    removals = random_removals(graph, options.removals, np.random.default_rng(0))
-    increase = np.array([held_out.loss(mask_of(graph, *removal, device)) - base for removal in removals])
+    products, importance = statistics(
+        model, graph, task, [next(batches) for _ in range(options.batches)], optimizer, device
+    )
+    rng = np.random.default_rng(0)
+    removals = random_removals(graph, options.removals, rng)
+    others = random_removals(graph, options.calibration, rng, each=True)
+    increases = []
+    for some in (removals, others):
+        measured = Measured(model, graph, task, [next(batches) for _ in range(options.evaluated)], device)
+        base = measured.loss()
+        increases.append(np.array([measured.loss(mask_of(graph, *removal, device)) - base for removal in some]))
     names = [name for name, _ in removals]
-    found: dict[str, Any] = {"loss": base, "median_increase": float(np.median(increase)), "criteria": {}}
-    for criterion, values in importance.items():
-        sums = np.array(
-            [float(values[graph.channel_ids(name)[0] - 1 + torch.tensor(chosen)].sum()) for name, chosen in removals]
-        )
-        found["criteria"][criterion] = judge(sums, increase, names)
-        pairs = zip(removals, sums.tolist(), strict=True)
-        shared = np.array([with_remaining_share(graph, removal, one) for removal, one in pairs])
-        found["criteria"][f"{criterion} / remaining share"] = judge(shared, increase, names)
-    return found
+    predicted = {
+        criterion: np.array([float(values[indices(graph, removal)].sum()) for removal in removals])
+        for criterion, values in importance.items()
+    }
+    predicted["corrected"] = corrected(graph, removals, importance["taylor_variance"])
+    joint = [float(products[:, indices(graph, removal)].sum(1).var(correction=0)) for removal in removals]
+    predicted["joint"] = np.array(joint) / remaining_shares(graph, removals)
+    factors = calibration_factors(others, corrected(graph, others, importance["taylor_variance"]), increases[1])
+    predicted["calibrated"] = predicted["corrected"] * np.array([factors[name] for name in names])
+    return {
+        "loss": base,
+        "median_increase": float(np.median(increases[0])),
+        "criteria": {criterion: judge(one, increases[0], names) for criterion, one in predicted.items()},
+    }
 
 
 def study_task(name: str, task: Task, options: Any) -> dict[str, Any]:
@@ -175,7 +213,7 @@ def study_task(name: str, task: Task, options: Any) -> dict[str, Any]:
     graph = trace_channels(task.model, task.example_input)
     model = task.model.to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    batches, done = batches_of(task), 0
+    batches, done = batches_of(task, 0), 0
     points = {}
     for fraction in POINTS:
         while done < fraction * options.steps:
@@ -193,7 +231,7 @@ def study_task(name: str, task: Task, options: Any) -> dict[str, Any]:
                 f"{row['slope_ratio_p90_p10']:8.2f}, max/min {row['slope_ratio_max_min']:8.2f}",
                 flush=True,
             )
-    return {"groups": len(graph.prunable), "points": points}
+    return {"commit": commit(), "groups": len(graph.prunable), "removals": options.removals, "points": points}
 
 
 def main() -> None:
@@ -206,15 +244,20 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=50, help="Batches for the statistics.")
     parser.add_argument("--evaluated", type=int, default=8, help="Batches on which the increase is measured.")
     parser.add_argument("--removals", type=int, default=REMOVALS)
+    parser.add_argument("--calibration", type=int, default=8, help="Removals of each group for calibration.")
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--add", action="store_true", help="Keep the other networks of the output file.")
 
     options = parser.parse_args()
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
-    found = {}
+    found, old = {}, json.loads(options.out.read_text())["networks"] if options.add else {}
     for name in options.tasks:
         network, _, data = name.partition(":")
-        if data:
+        if name == "resnet8":
+            torch.manual_seed(0)
+            task = small_resnet(options.data, 3000)
+        elif data:
             from packed import packed_task  # needs Pillow
 
             task = packed_task(network, data, options.data, batch=options.batch_size)
@@ -228,7 +271,8 @@ def main() -> None:
             "steps": options.steps,
             "batches": options.batches,
             "removals": options.removals,
-            "networks": found,
+            "calibration": options.calibration,
+            "networks": {**old, **found},
         },
         options.out,
     )
