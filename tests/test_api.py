@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ecc
 from ecc.api import optimizer_factory
-from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter
+from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter, UntraceableModel
 from ecc.measure import Profile
 from ecc.zoo import find_task
 from methods.jobs import digits_model
@@ -161,6 +161,8 @@ def test_a_detector_whose_outputs_cannot_be_distilled() -> None:
     ("change", "message"),
     [
         ({"loss": lambda outputs, targets: outputs(targets)}, "name the first parameter `model`"),
+        ({"loss": lambda net, batch: net(batch[0])[0].mean()}, "name the first parameter `model`"),
+        ({"loss": lambda net, batch: len(dict([batch]))}, "name the first parameter `model`"),
         (
             {"loss": lambda model, batch: {"total": model(batch[0])[0].mean()}},
             "the loss returned dict; return a tensor",
@@ -238,6 +240,12 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
         ({"budget": "macs=0.1%"}, InfeasibleBudget, "reach"),
         ({"train_loader": []}, BadTask, "no batches"),
         ({"train_loader": [3]}, BadTask, "example_input="),
+        ({"train_loader": [{"img": torch.zeros(2, 3, 8, 8)}] * 9}, UntraceableModel, "keys img.*give example_input="),
+        (
+            {"train_loader": [torch.zeros(2, 5, 8, 8)] * 9},
+            UntraceableModel,
+            r"shape \(2, 5, 8, 8\).*give example_input=",
+        ),
         ({"epochs": 0.1}, EccError, "need 2 or more"),
         ({"prune_step": 3}, EccError, "did you mean 'prune_steps'"),
         ({"distill": 3}, EccError, "kd_weight is 3"),

@@ -31,7 +31,7 @@ from ecc.budget import (
 )
 from ecc.constants import EXPORT_FORMATS
 from ecc.energy import EnergyModel
-from ecc.errors import BadTask, EccError, EccWarning
+from ecc.errors import BadTask, EccError, EccWarning, UntraceableModel
 from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
@@ -239,6 +239,7 @@ def compress(
     check_model(model)
     several = None if budgets is None else parse_several_budgets(budgets)
     parsed = parse_budgets(budget) if several is None else several
+    is_first_batch = example_input is None
     if example_input is None:
         example_input = _first_input(train_loader)
     task = Task(
@@ -255,23 +256,24 @@ def compress(
     given = {**_steps(train_loader, epochs, settings), "lr": lr or LR, **settings}
     if distill != "auto":
         given["kd_weight"] = distill
-    result = compress_task(
-        task,
-        parsed,
-        several=several is not None,
-        folder=folder,
-        meter=meter,
-        targets=[target] if isinstance(target, str) else list(target),
-        energy_models=[energy_model] if isinstance(energy_model, EnergyModel) else list(energy_model or ()),
-        settings=make_settings(preset, given),
-        samples=samples,
-        preset=preset,
-        freeze=freeze,
-        method=method,
-        optimizer=optimizer_factory(optimizer, lr),
-        device=device or device_of(model),
-        console=Console(stderr=True) if progress else None,
-    )
+    with _explain_first_input(example_input if is_first_batch else None):
+        result = compress_task(
+            task,
+            parsed,
+            several=several is not None,
+            folder=folder,
+            meter=meter,
+            targets=[target] if isinstance(target, str) else list(target),
+            energy_models=[energy_model] if isinstance(energy_model, EnergyModel) else list(energy_model or ()),
+            settings=make_settings(preset, given),
+            samples=samples,
+            preset=preset,
+            freeze=freeze,
+            method=method,
+            optimizer=optimizer_factory(optimizer, lr),
+            device=device or device_of(model),
+            console=Console(stderr=True) if progress else None,
+        )
     for one in result.front or (result,):
         if not one.met:
             warnings.warn(f"the budget is not met: {one.summary.note}", EccWarning, stacklevel=2)
@@ -409,6 +411,25 @@ def _first_input(loader: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch
     raise BadTask(f"a batch of train_loader is {type(batch).__name__}; give example_input=, one batch of inputs.")
+
+
+@contextmanager
+def _explain_first_input(first: Any) -> Iterator[None]:
+    """If the network does not run on the input of the first batch, say where that input came from."""
+    try:
+        yield
+    except UntraceableModel as error:
+        if first is None or "on the example input" not in str(error):
+            raise
+        if isinstance(first, dict):
+            found = f"a dict with the keys {', '.join(map(str, first))}"
+        else:
+            found = " and ".join(str(tuple(one.shape)) for one in (first if isinstance(first, tuple) else (first,)))
+            found = f"of shape {found}"
+        raise UntraceableModel(
+            f"{error}. It was taken from the first batch of train_loader ({found}). If the deployed network gets "
+            "something else, give example_input=, one batch of its inputs."
+        ) from error.__cause__
 
 
 def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, int]:

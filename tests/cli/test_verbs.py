@@ -195,6 +195,19 @@ def test_a_machine_without_a_meter_gets_a_short_list_of_choices(folder: Path, mo
     assert not (folder / "run").exists()
 
 
+def test_errors_name_options_as_they_are_typed(folder: Path) -> None:
+    missing = ecc("compress", "digits", "--budget", "macs=50%")
+    assert missing.exit_code == 2
+    assert "'-o' / '--output'" in missing.stderr
+    assert "compress --help has examples" in missing.stderr
+    result = ecc(
+        "compress", "digits", "--budget", "macs=5%", "-o", "run", "--min-width-ratio", "0.5", "--no-depth", *SHORT
+    )
+    assert result.exit_code == 2
+    assert "--min-width-ratio 0.25 (reaches" in result.stderr
+    assert "--depth (reaches" in result.stderr
+
+
 @pytest.mark.parametrize("verb", ["compress --budget 50% -o run", "compare --budgets 50% -o run --methods uniform"])
 def test_a_task_without_training_data_is_refused_before_a_meter_is_opened(verb: str, folder: Path) -> None:
     name, *words = verb.split()

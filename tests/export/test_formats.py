@@ -64,6 +64,27 @@ def test_a_file_computes_the_same_at_any_batch_size(name: str, case: str, tmp_pa
             torch.testing.assert_close(left, right)
 
 
+class Recurrent(nn.Module):
+    """An LSTM whose first axis is the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+@pytest.mark.slow  # the first ONNX export of a process takes seconds
+def test_an_lstm_is_written_without_warnings_and_its_batch_axis_is_named(tmp_path: Path) -> None:
+    need("onnx")
+    FORMATS["onnx"].write(Recurrent().eval(), torch.randn(2, 3, 4), tmp_path / "net.onnx")  # warnings are errors here
+    (entry,) = import_runtime("onnxruntime").InferenceSession(str(tmp_path / "net.onnx")).get_inputs()
+    assert entry.shape[1:] == [3, 4]
+    if hasattr(torch.onnx.ONNXProgram, "rename_axes"):
+        assert entry.shape[0] == "batch"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pt2", "onnx"])
 @pytest.mark.parametrize(

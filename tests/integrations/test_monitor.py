@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ecc.energy import counted_cost
 from ecc.errors import EccError
 from ecc.graph import live_channels
 from ecc.integrations.monitor import SolverMonitor
@@ -28,6 +29,11 @@ def test_a_wrapped_solver_is_found_and_the_network_is_slimmed() -> None:
     assert after["ecc/energy"] <= after["ecc/target"] * (1 + 1e-6)
     assert after["ecc/energy"] < before["ecc/energy"]
     assert {name: after[f"ecc/width/{name}"] for name in solver.widths} == solver.widths
+    counted = SolverMonitor(net, graph)
+    costs = [counted_cost(graph, name) for name in ("macs", "params")]
+    counted.begin([EccSolver(net, graph, costs, ["90%", "90%"], STEPS, lr=1e-2)], STEPS)
+    assert {"ecc/macs", "ecc/params", "ecc/target"} <= counted.metrics().keys()  # no MACs under the name of joules
+    assert "ecc/energy" not in counted.metrics()
     forward = net.forward
     net.forward = forward  # type: ignore[method-assign] # as accelerate does it for mixed precision
     monitor.end()

@@ -95,5 +95,5 @@ def test_an_infeasible_budget_lists_what_would_help_with_numbers() -> None:
     terms = replace(energy.fitted, base=2 * energy.dense)
     costly = replace(energy, fitted=terms)
     found = check_feasibility(graph, [costly], [1e-9], min_width_ratio=0.1, width_multiple=1)
-    with pytest.raises(InfeasibleBudget, match=r"energy budget 1.00 nJ .* a larger batch \(6\d% of the dense cost"):
+    with pytest.raises(InfeasibleBudget, match=r"energy budget 1.00 nJ .* a larger batch \(6\d % of the dense cost"):
         refuse_infeasible(graph, [costly], found, 0.1, 1)

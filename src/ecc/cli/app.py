@@ -116,6 +116,9 @@ class Commands(click.Group):
         except click.exceptions.NoArgsIsHelpError as error:
             sys.stderr.write(f"{error.format_message()}\n")
             sys.exit(2)
+        except click.MissingParameter as error:
+            command = error.ctx.command_path if error.ctx else "ecc"
+            fail(f"{error.format_message()} {command} --help has examples.")
         except click.ClickException as error:
             fail(error.format_message())
         except click.Abort:

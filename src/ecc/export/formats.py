@@ -65,7 +65,9 @@ def export_program(model: nn.Module, example_input: Inputs) -> torch.export.Expo
         return {0: batch, 1: torch.export.Dim("length")} if name == "input_ids" else {0: batch}
 
     shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor, name) for name, tensor in kwargs.items()}
-    with one_line_errors("torch.export cannot export this network"):
+    with one_line_errors("torch.export cannot export this network"), warnings.catch_warnings():
+        # torch sets these attributes of its own LSTM again when it replaces parameters
+        warnings.filterwarnings("ignore", r"The tensor attributes? self\..*_flat_weights")
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -115,7 +117,21 @@ def _write_onnx(model: nn.Module, example_input: Inputs, path: Path) -> None:
     import_runtime("onnxscript")
     program = export_program(model, example_input)
     with one_line_errors("torch.onnx cannot write this network"):
-        onnx_program(program).save(path, external_data=False)  # one file
+        written = onnx_program(program)
+        _name_axes(written)
+        written.save(path, external_data=False)  # one file
+
+
+def _name_axes(program: Any) -> None:
+    """Name the dynamic axes of the inputs, which are symbols such as s77 otherwise, where torch can do it."""
+    names: dict[str, str] = {}
+    for value in program.model.graph.inputs:
+        axes = ("batch", "length") if value.name == "input_ids" else ("batch",)
+        for size, name in zip(value.shape or (), axes, strict=False):
+            if not isinstance(size, int) and size.value is not None:
+                names.setdefault(size.value, name)
+    if hasattr(program, "rename_axes"):
+        program.rename_axes(names)
 
 
 def _run_onnx(path: Path) -> Runner:

@@ -37,11 +37,12 @@ class SolverMonitor:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Current cost, target cost and widths. Synchronises with the device."""
+        """Current costs by resource, target of the first cost, and widths. Synchronises with the device."""
         if self.solver is None:
             return {}
         widths = {f"ecc/width/{name}": float(width) for name, width in self.solver.widths.items()}
-        return {"ecc/energy": float(self.solver.energy), "ecc/target": self.solver.target, **widths}
+        costs = zip(self.solver.resources, self.solver.cost, strict=True)
+        return {**{f"ecc/{name}": float(cost) for name, cost in costs}, "ecc/target": self.solver.target, **widths}
 
     def end(self) -> None:
         """Build the slim network from a copy.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecc.budget import MEASURED_UNITS, Budget, dense_cost
 from ecc.energy import Cost, EnergyModel, counted_cost
-from ecc.errors import BadBudget, InfeasibleBudget
+from ecc.errors import BadBudget, InfeasibleBudget, option_hint
 from ecc.formatting import si
 from ecc.graph import ChannelGraph
 from ecc.run_records import Feasibility
@@ -112,16 +112,17 @@ def refuse_infeasible(
 
     for cost, one in zip(costs, found, strict=True):
         if not one.is_feasible:
-            options = {f"min_width_ratio={min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
+            half = min_width_ratio / 2
+            options = {option_hint("min_width_ratio", half): reached(cost, half, width_multiple)}
             if width_multiple > 1:
-                options["width_multiple=1"] = reached(cost, min_width_ratio, 1)
+                options[option_hint("width_multiple", 1)] = reached(cost, min_width_ratio, 1)
             deep = cost
             if with_branches is not None and cost.label == "counted":
                 deep = counted_cost(with_branches, cost.resource)
             if with_branches is not None and deep.branches:
-                options["depth=True"] = reached(deep, min_width_ratio, width_multiple, with_branches)
+                options[option_hint("depth", True)] = reached(deep, min_width_ratio, width_multiple, with_branches)
             elif with_branches is not None and with_branches.branches:
-                options["depth=True, which removes residual branches"] = -math.inf
+                options[f"{option_hint('depth', True)}, which removes residual branches"] = -math.inf
             tiny = 0.0 if graph.branches else 1e-9  # width 0 means that a branch is removed
             base = float(cost.to("cpu").value(torch.full((len(cost.groups),), tiny, dtype=torch.float64)))
             removed = sum(branch.name in cost.branches for branch in graph.branches)
@@ -156,7 +157,7 @@ def raise_infeasible(
             known = f" (reaches {math.ceil(100 * cost / one.dense)} %)" if math.isfinite(cost) else ""
             ways.append(f"{option}{known}")
     if one.resource in MEASURED_UNITS and base > 0.5 * one.min_cost:
-        ways.append(f"a larger batch ({base / one.dense:.0%} of the dense cost does not depend on the widths)")
+        ways.append(f"a larger batch ({100 * base / one.dense:.0f} % of the dense cost does not depend on the widths)")
     kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"
     kept += f" and without the {removed} residual branches that can be removed" if removed else ""
     raise InfeasibleBudget(

@@ -15,7 +15,7 @@ from torch import nn
 
 from ecc.budget import Budget, dense_cost
 from ecc.energy.counted import nonzero_cost
-from ecc.errors import BadBudget, BadMeasurement, EccError
+from ecc.errors import BadBudget, BadMeasurement, EccError, option_hint
 from ecc.graph import trace_channels
 from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
@@ -111,7 +111,7 @@ class WeightCompression(CompressionRunner):
     def _check(self) -> None:
         ratio, (found,) = self.settings.min_width_ratio, self.feasibility()
         if not found.is_feasible:
-            options = {f"min_width_ratio={ratio / 2:g}": self._feasibility(ratio / 2).min_cost}
+            options = {option_hint("min_width_ratio", ratio / 2): self._feasibility(ratio / 2).min_cost}
             raise_infeasible(found, ratio, options, parts="weights")
 
     def _run_phases(self) -> CompressedModel:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_ITEMS = 12
 """Groups or tensors in a line of the terminal; the files have all of them."""
+MAX_NAME = 24
+"""Characters of a module path that a column shows in one line, also in a narrow terminal."""
 
 
 def plain(text: object) -> Text:
@@ -55,6 +57,11 @@ def _optional(value: float | None, digits: int = 2, *, sign: bool = False) -> st
 
 def _first(parts: Sequence[str], count: int = MAX_ITEMS) -> str:
     return ", ".join(parts[:count]) + (f" and {len(parts) - count} more" if len(parts) > count else "")
+
+
+def _lines(parts: Sequence[str], count: int) -> str:
+    """One name per line, so that narrow columns do not divide names."""
+    return "\n".join([*parts[:count], *([f"and {len(parts) - count} more"] if len(parts) > count else [])])
 
 
 # ---------------------------------------------------------------- ecc inspect
@@ -112,8 +119,12 @@ def prunable_share(graph: ChannelGraph) -> float:
 def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
     """The channel groups of a network, named after their first producer, with a summary and notes."""
     table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("group", "width", "other producers", "consumers", "MACs", "prunable"):
-        table.add_column(name, justify="right" if name in ("width", "MACs") else "left", overflow="fold")
+    longest = max((len(name) for group in graph.groups for name in group.layers(Role.PRODUCER)), default=0)
+    for name in ("producers", "width", "consumers", "MACs", "prunable"):
+        least = min(longest, MAX_NAME) if name in ("producers", "consumers") else None
+        table.add_column(
+            name, justify="right" if name in ("width", "MACs") else "left", overflow="fold", min_width=least
+        )
     removable = {name for branch in graph.branches for name in branch.groups}
     for group in graph.groups:
         prunable = "yes" if group.frozen is None else f"no: {group.frozen}"
@@ -122,10 +133,9 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
         channels = group.slices[0].index.numel()  # of its first producer; more than the width where channels are tied
         others = [path for path in group.layers(Role.PRODUCER) if path != group.name.partition("#")[0]]
         table.add_row(
-            plain(group.name),
+            plain(_lines([group.name, *others], 3)),
             str(group.width) if channels == group.width else f"{group.width} ({channels} ch.)",
-            plain(_first(others, 2)),
-            plain(_first(list(group.layers(Role.CONSUMER)), 2)),
+            plain(_lines(group.layers(Role.CONSUMER), 2)),
             percent(graph.share_of_macs(group)),
             plain(prunable),
             style=None if group.frozen is None or group.name in removable else "dim",
@@ -470,8 +480,8 @@ def export_table(result: ExportedRun) -> RenderableType:
             notes[f"{file.file} is compared with the same network in floating point: {scores}."] = None
     batches = ", ".join(map(str, result.files[0].batches)) if result.files else ""
     error = (
-        "Error: largest difference from the outputs of the slim network, relative to the largest output. Each file was "
-        f"run by its own runtime at batch sizes {batches}."
+        "max relative error: largest difference from the outputs of the slim network, relative to the largest output. "
+        f"Each file was run by its own runtime at batch sizes {batches}."
     )
     names = ", ".join([*(file.file for file in result.files), "model_card.md"])
     shown = [times] if times.row_count else []

@@ -56,7 +56,11 @@ class Teacher:
             if not self.settings.is_auto:
                 raise EccError(f"{error} Turn distillation off: distill=0, or --kd-weight 0.") from None
             self._is_applied = False
-            warnings.warn(f"Training without distillation. {error}", EccWarning, stacklevel=2)
+            warnings.warn(
+                f"Training without distillation. {error} To do so without this warning: distill=0, or --kd-weight 0.",
+                EccWarning,
+                stacklevel=2,
+            )
             return task_loss
         weight = self.settings.used_weight
         return weight * distance + (1 - weight) * task_loss
@@ -113,8 +117,8 @@ def training_loss(
         if loss is not None:
             try:
                 found = loss(outputs, batch if isinstance(batch, Mapping) else targets)
-            except (TypeError, AttributeError) as error:
-                if not isinstance(outputs, Tensor):
+            except (TypeError, AttributeError, ValueError, LookupError) as error:
+                if not isinstance(outputs, Tensor) or "not callable" in str(error):
                     raise BadTask(
                         f"loss(outputs, targets) raised {describe_error(error)}; outputs is {type(outputs).__name__}. "
                         "For a loss that calls the network, name the first parameter `model`: "

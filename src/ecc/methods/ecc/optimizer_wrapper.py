@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from ecc.errors import BadFile, EccError, EccWarning
+from ecc.formatting import si
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
 from ecc.methods.ecc.importance import BranchExits, TaylorImportance, adam_preconditioners, taylor_interval
 from ecc.methods.ecc.ranking import ChannelRanking
@@ -301,6 +302,11 @@ class PruningOptimizer(Optimizer):
         return self.cost[0]
 
     @property
+    def resources(self) -> tuple[str, ...]:
+        """What each cost counts, such as energy or macs."""
+        return tuple(cost.resource for cost in self._constraints.costs)
+
+    @property
     def limits(self) -> tuple[float, ...]:
         """The budgets, each in the unit of its cost."""
         return tuple(end * dense for end, dense in zip(self._schedule.end, self._constraints.dense, strict=True))
@@ -383,8 +389,8 @@ class PruningOptimizer(Optimizer):
                     else "Call set_limit() with more steps, or raise the budget."
                 )
                 return (
-                    f"the budget is not met: {cost.resource} {float(value):.4g} {cost.unit}".rstrip()
-                    + f", limit {limit:.4g}, after {self.progress:.0%} of the {self.steps} steps. {advice}"
+                    f"the budget is not met: {cost.resource} {si(float(value), cost.unit)}, "
+                    f"limit {si(limit, cost.unit)}, after {self.progress:.0%} of the {self.steps} steps. {advice}"
                 )
         return ""
 
