@@ -1,4 +1,4 @@
-"""The diagrams of docs/prunable.md: what can be pruned in a CNN, a transformer and a recurrent network.
+"""The diagrams of docs/prunable.md (what can be pruned in a CNN, a transformer and a recurrent network) and docs/concepts.md.
 
     PYTHONPATH=src python3 benchmarks/draw_structures.py [--out results/figures]
 
@@ -130,7 +130,7 @@ def transformer() -> Drawing:
     d = Drawing(720, 660, "Prunable units of a transformer block")
     d.text(360, 24, "Transformer block", size=15)
     x = 290
-    d.unit(x, 40, "residual", "residual width (under RMSNorm): embedding, every block, output head")
+    d.unit(x, 40, "residual", "residual width: embedding, every block, output head")
     d.line((x, 54), (x, 92))
     d.branch(110, 96, 590, 222, "removable attention branch")
     d.box(x, 104, "norm")
@@ -138,7 +138,7 @@ def transformer() -> Drawing:
     for shift, name in ((-105, "q"), (0, "k"), (105, "v")):
         d.box(x + shift, 148, name, width=70)
         d.line((x + shift, 178), (x + shift, 194))
-        d.unit(x + shift, 196, "head", "" if shift < 105 else "heads; with GQA a KV head and its query heads")
+        d.unit(x + shift, 196, "head", "" if shift < 105 else "heads; with GQA, KV groups")
         d.line((x + shift, 212), (x + shift, 226))
     d.box(x, 228, "attention", width=290)
     d.line((x, 258), (x, 270))
@@ -184,13 +184,102 @@ def recurrent() -> Drawing:
     return d
 
 
+def energy_model() -> Drawing:
+    """The terms of the energy model."""
+    d = Drawing(720, 300, "The energy model: terms that depend on the widths add up to joules")
+    d.text(360, 24, "Energy model", size=15)
+    d.box(90, 120, "widths", width=120)
+    d.text(90, 170, "channels of each group", size=12, colour=GREY)
+    terms = ("fixed part", "width of each group", "inputs x outputs of each layer", "steps where kernels change")
+    for number, words in enumerate(terms):
+        y = 44 + 50 * number
+        d.box(340, y, words, width=210)
+        if number:
+            d.line((150, 135), (190, 135), (190, y + 15), (234, y + 15))
+        d.line((445, y + 15), (500, y + 15), (500, 135), (528, 135), arrow=number == 0)
+    d.plus(540, 135)
+    d.line((550, 135), (592, 135))
+    d.box(645, 120, "joules", width=100, colour=KINDS["width"][0])
+    d.text(
+        360, 262, "Each term has one coefficient of at least 0. All are fitted to measurements", size=12, colour=GREY
+    )
+    d.text(360, 280, "of the network at many widths on your device (the profile).", size=12, colour=GREY)
+    return d
+
+
+def budget() -> Drawing:
+    """How the cost falls during a run, and when it is measured."""
+    d = Drawing(720, 330, "The cost during the three phases of a run, and the four measurements")
+    d.text(360, 24, "From the dense network to the budget", size=15)
+    left, bottom, top, limit = 60.0, 270.0, 60.0, 190.0
+    d.line((left, bottom), (690, bottom))
+    d.line((left, bottom), (left, 44))
+    d.text(left + 8, 52, "energy", size=12, colour=GREY, anchor="start")
+    d.text(690, 288, "training step", size=12, colour=GREY, anchor="end")
+    start, end, width = 200.0, 510.0, 0.6 * 310.0
+    for place, words in ((130, "pretrain"), (355, "prune"), (590, "finetune")):
+        d.text(place, 306, words)
+    for x in (start, end):
+        d.parts.append(f'<path d="M{x},{bottom} V60" stroke="{GREY}" stroke-dasharray="2 4"/>')
+    colour = KINDS["width"][0]
+    curve = [(start + width * i / 40, limit + (top - limit) * (1 - i / 40) ** 3) for i in range(41)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(left, top), *curve, (690, limit)])
+    d.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+    d.parts.append(f'<path d="M{left},{limit - 4} H690" stroke="{KINDS["branch"][0]}" stroke-dasharray="6 4"/>')
+    d.text(left + 8, limit - 10, "budget", size=12, colour=KINDS["branch"][0], anchor="start")
+    for fraction in (0.25, 0.5, 0.75, 1.0):
+        x, y = curve[round(40 * fraction)]
+        d.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{TEXT}"/>')
+    d.text(300, 92, "● the planned final widths are measured,", size=12, anchor="start")
+    d.text(300, 109, "and the target is corrected", size=12, anchor="start")
+    return d
+
+
+def solver() -> Drawing:
+    """The order in which channels are removed."""
+    d = Drawing(720, 300, "Channels of all groups in one order: importance per joule")
+    d.text(360, 24, "One step of the solver", size=15)
+    heights = (12, 18, 25, 31, 40, 46, 58, 70, 77, 90, 104, 116, 127, 140, 150)
+    owners = (0, 1, 0, 2, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1, 2)
+    colours = [KINDS[kind][0] for kind in ("width", "head", "residual")]
+    for number, (height, owner) in enumerate(zip(heights, owners, strict=True)):
+        x, gone = 70 + 40 * number, number < 5
+        style = f'fill="none" stroke="{colours[owner]}" stroke-dasharray="3 3"' if gone else f'fill="{colours[owner]}"'
+        d.parts.append(f'<rect x="{x}" y="{220 - height}" width="26" height="{height}" {style}/>')
+    d.line((50, 220), (690, 220), arrow=False)
+    d.text(50, 64, "importance per joule", size=12, colour=GREY, anchor="start")
+    d.parts.append(f'<path d="M263,224 V150" stroke="{KINDS["branch"][0]}" stroke-width="1.5" stroke-dasharray="6 4"/>')
+    d.text(
+        256,
+        246,
+        "removed, until the cost is what the schedule allows",
+        size=12,
+        colour=KINDS["branch"][0],
+        anchor="middle",
+    )
+    for number, words in enumerate(("layer 1", "layer 2", "layer 3")):
+        d.parts.append(f'<rect x="{60 + 110 * number}" y="268" width="12" height="12" fill="{colours[number]}"/>')
+        d.text(78 + 110 * number, 279, words, size=12, anchor="start")
+    return d
+
+
+DRAWINGS = {
+    "prunable-cnn": cnn,
+    "prunable-transformer": transformer,
+    "prunable-recurrent": recurrent,
+    "concept-energy-model": energy_model,
+    "concept-budget": budget,
+    "concept-solver": solver,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "figures")
     options = parser.parse_args()
-    for name, drawing in {"cnn": cnn(), "transformer": transformer(), "recurrent": recurrent()}.items():
-        path = options.out / f"prunable-{name}.svg"
-        path.write_text(drawing.svg(), encoding="utf-8")
+    for name, draw in DRAWINGS.items():
+        path = options.out / f"{name}.svg"
+        path.write_text(draw().svg(), encoding="utf-8")
         print(path)
 
 

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = tuple(sorted(path.stem for path in (ROOT / "docs").glob("api*.md")))
 WITHOUT_STEPS = (
-    *REFERENCE, "baselines", "cli", "data", "faq", "gallery", "how-it-works", "licences", "troubleshooting",
+    *REFERENCE, "baselines", "cli", "concepts", "data", "faq", "gallery", "how-it-works", "licences", "troubleshooting",
 )  # fmt: skip
 """Pages of docs/ without anything to execute here."""
 SAME_AS_README = "docs/index.md"
