@@ -37,7 +37,6 @@ from evidence_grid import (
     MEASURED_BATCH,
     MULTIPLE_OF,
     RECIPES,
-    VARIANTS,
     Grid,
     fitted,
     for_all,
@@ -45,6 +44,7 @@ from evidence_grid import (
     the_task,
     train_dense,
     variant_settings,
+    variants_of,
 )
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of
 from evidence_rerun import refit_and_rerun
@@ -260,6 +260,7 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--budgets", type=lambda text: text.split(","))
     parser.add_argument("--seeds", type=int)
+    parser.add_argument("--variants", choices=("recipe", "solvers"), default="recipe", help="variants of ECC to run")
     parser.add_argument("--settings", default="{}", help="JSON that overrides settings of the recipe")
     options = parser.parse_args()
     started = time.monotonic()
@@ -301,7 +302,7 @@ def main() -> None:
         "held_out_images": len(data.held_out),
         "test_images": len(data.test),
         "settings": {key: value for key, value in flat_values(grids[0].comparison.settings).items() if key != "seed"},
-        "variants": {grid.variant: variant_settings(VARIANTS[options.name][grid.variant]) for grid in grids[1:]},
+        "variants": {grid.variant: variant_settings(variants_of(options)[grid.variant]) for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
         "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "dense_sha256": dense_weights(grids[0]),

@@ -108,6 +108,19 @@ VARIANTS = {
 }
 
 
+SOLVER_VARIANTS = {
+    "scheduled, adam_norm": Variant({"importance": "adam_norm"}),
+    "admm, taylor": Variant({"solver": "admm", "importance": "taylor"}),
+    "admm, adam_norm": Variant({"solver": "admm", "importance": "adam_norm"}),
+}
+"""The other solver and criterion, for all experiments; see solvers.py."""
+
+
+def variants_of(options: argparse.Namespace) -> dict[str, Variant]:
+    """The variants that are run besides the recipe itself."""
+    return SOLVER_VARIANTS if options.variants == "solvers" else VARIANTS[options.name]
+
+
 def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
     height, width = recipe.image_size or (None, None)
     size = None if height is None or width is None else (height, width)
@@ -188,7 +201,7 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
     methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
     seeds = options.seeds or recipe.seeds or 1
     grids = {"": (methods, budgets, settings, seeds, tuple(recipe.freeze or ()))}
-    for name, variant in VARIANTS[options.name].items():
+    for name, variant in variants_of(options).items():
         some = [budget for budget in budgets if variant.budgets is None or budget in variant.budgets]
         if some and "ecc" in methods:
             own = changed(settings, variant.settings)

@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 
+from ablation_table import ablation_section, importance_section
 from budget_table import budget_section
 from depth_table import depth_section, transformer_section
 from evidence_page import LONG, long_page, section
@@ -271,7 +272,7 @@ step, which is the likely cause of its overhead.
 
 {origin("step_time_cpu.json")}
 
-{loop_section()}{budget_section()}## Start-up time of the command line
+{loop_section()}{budget_section()}{ablation_section()}{importance_section()}## Start-up time of the command line
 
 Medians of {load("startup_time.json")["rounds"]} processes each, interleaved, on a busy machine (load average
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}

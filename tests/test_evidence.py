@@ -93,7 +93,7 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
     tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
     options = SimpleNamespace(
         name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", samples=40,
-        methods=None, budgets=None, seeds=None, settings="{}",
+        methods=None, budgets=None, seeds=None, settings="{}", variants="recipe",
     )  # fmt: skip
     recipe = recipes.read_recipe(tmp_path / "tiny.toml")
     task, source = grids.the_task(options, recipe, tiny), measure.find_meter("platform:jetson-tx2")

@@ -1,0 +1,154 @@
+"""The sections of RESULTS.md about the ablation of ECC, its solvers, and the importance of channels."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from paired import Interval, paired_interval
+from result_tables import RESULTS, load, origin, table
+
+FILE = "ablation.json"
+IMPORTANCE = "importance.json"
+BASE = "default"
+SOLVERS = {
+    BASE: "scheduled, taylor (default)",
+    "adam_norm": "scheduled, adam_norm",
+    "admm, taylor": "admm, taylor",
+    "admm, adam_norm": "admm, adam_norm",
+}
+MEANINGS = {
+    BASE: "ramp of 60 % of the pruning steps, constant learning rate while pruning, cosine in fine-tuning",
+    "early": "ramp of 20 %",
+    "cosine": 'one cosine over pruning and fine-tuning (`lr_schedule="cosine"`)',
+    "early, cosine": "both",
+    "by budget, cosine": "the cosine, and a ramp that is shorter for mild budgets; tight ones as *cosine*",
+    "regrowth": "each update plans from all channels until the ramp ends; channels come back with their old weights",
+    "calibrated": "importance of each group times measured / predicted loss after removing a quarter of its channels",
+    "candidate plans": "three plans are trained for a tenth of the steps each, and the best on held-out data is used",
+    "EMA": "averaged weights (decay 0.98) in fine-tuning",
+    "uniform floor": "`uniform_floor=0.8`",
+}
+CORRELATION_GOAL, SLOPE_GOAL = 0.9, 1.3
+
+
+def differences(cells: Sequence[dict[str, Any]], variant: str, score: str, base: str = BASE) -> list[float]:
+    """Points of a variant less those of the base, for every task, budget and seed that both have."""
+    places: dict[str, dict[tuple[str, str, int], float]] = {base: {}, variant: {}}
+    for cell in cells:
+        if cell["variant"] in places:
+            places[cell["variant"]][cell["task"], cell["budget"], cell["seed"]] = 100 * cell[score]
+    common = sorted(places[base].keys() & places[variant].keys())
+    return [places[variant][place] - places[base][place] for place in common]
+
+
+def verdict(interval: Interval) -> str:
+    """What the held-out data say."""
+    return {"ahead": "helps", "behind": "hurts", "undecided": "no difference beyond noise"}[interval.side]
+
+
+def ablation_section() -> str:
+    """Ablation and comparison of the solvers; empty without the record."""
+    if not (RESULTS / FILE).exists():
+        return ""
+    record = load(FILE)
+    cells, steps = record["cells"], record["steps"]
+    places = sorted({(cell["task"], cell["budget"]) for cell in cells}, key=lambda one: (one[0], -float(one[1][:-1])))
+    seeds = {task: len({cell["seed"] for cell in cells if cell["task"] == task}) for task, _ in places}
+    how = "; ".join(
+        f"{task}: {seeds[task]} seeds, {one['pretrain']} + {one['prune']} + {one['finetune']} batches, widths in multiples "
+        f"of {one['width_multiple']}"
+        for task, one in steps.items()
+    )
+    commits = sorted({cell["commit"][:7] for cell in cells})
+    seconds = sum(cell["seconds"] for cell in cells)
+    heads = ["variant", *(f"{task}, {budget}" for task, budget in places), "pairs", "held-out", "test", "verdict"]
+    parts = [
+        "## Ablation of ECC at equal batches",
+        "`benchmarks/ablation.py` prunes one dense network for each seed to budgets in MACs. All variants of a cell have the\n"
+        "same batches (pretraining, pruning and fine-tuning), candidates and calibration included. Columns of budgets are\n"
+        "mean test accuracy; *held-out* and *test* are paired differences to the default in points over all tasks, budgets\n"
+        "and seeds with 95 % intervals. The verdict is that of the held-out data, which variants are chosen by. These are\n"
+        f"short trainings on a CPU ({how}). resnet8 is the CIFAR ResNet with one block in each stage, on 3,000 images of\n"
+        "CIFAR-10 (a lossy copy) at 16x16 pixels.",
+        table(heads, [_line(cells, name, places) for name in MEANINGS if _has(cells, name)]),
+        "\n".join(f"- *{name}*: {text}." for name, text in MEANINGS.items() if _has(cells, name)),
+        "What does not help beyond noise is not part of the package: regrowth, calibration, candidate plans and EMA exist\n"
+        "only in `benchmarks/ablation_variants.py`.",
+        "### Solvers and criteria",
+        '`solver="scheduled"` and `solver="admm"` (the paper\'s iteration in relative units), each with both criteria, in the\n'
+        "same cells:",
+        table(heads, [_line(cells, name, places, SOLVERS[name]) for name in SOLVERS if _has(cells, name)]),
+        f"{len(cells)} cells of commits {', '.join(commits)}, {seconds:,.0f} s of processor time. "
+        f"{sum(cell['is_met'] for cell in cells)} of them meet their budget. "
+        "`benchmarks/solvers.py` runs the same comparison of solvers on E1 to E4 with a GPU.",
+        origin(FILE),
+    ]
+    return "\n\n".join(parts) + "\n\n"
+
+
+def _has(cells: Sequence[dict[str, Any]], name: str) -> bool:
+    return any(cell["variant"] == name for cell in cells)
+
+
+def _line(
+    cells: Sequence[dict[str, Any]], name: str, places: Sequence[tuple[str, str]], shown: str | None = None
+) -> list[str]:
+    means = []
+    for task, budget in places:
+        found = [c["test"] for c in cells if (c["task"], c["budget"], c["variant"]) == (task, budget, name)]
+        means.append(f"{100 * statistics.fmean(found):.2f}" if found else "-")
+    if name == BASE:
+        return [shown or name, *means, "-", "-", "-", "-"]
+    held_out, test = (paired_interval(differences(cells, name, score)) for score in ("held_out", "test"))
+    return [shown or name, *means, str(held_out.pairs), str(held_out), str(test), verdict(held_out)]
+
+
+def importance_section() -> str:
+    """How well criteria predict the loss; empty without the record."""
+    if not (RESULTS / IMPORTANCE).exists():
+        return ""
+    record = load(IMPORTANCE)
+    columns = [
+        (f"{name}, {point}", found["criteria"])
+        for name, network in record["networks"].items()
+        for point, found in network["points"].items()
+    ]
+    criteria = list(columns[0][1])
+    rows = [
+        [
+            name,
+            *(
+                f"{found[name]['correlation']:.2f} / {found[name]['slope_ratio_p90_p10']:.1f} / "
+                f"{found[name]['slope_ratio_max_min']:.1f}"
+                for _, found in columns
+            ),
+        ]
+        for name in criteria
+    ]
+    met = {
+        name: (
+            sum(found[name]["correlation"] >= CORRELATION_GOAL for _, found in columns),
+            sum(found[name]["slope_ratio_max_min"] <= SLOPE_GOAL for _, found in columns),
+        )
+        for name in ("corrected", "calibrated")
+    }
+    goals = "; ".join(
+        f"*{name}* has the correlation at {one} and the slopes at {two} of {len(columns)} points"
+        for name, (one, two) in met.items()
+    )
+    parts = [
+        "## Importance and the loss after removal",
+        f"`benchmarks/importance.py` removes random parts (up to 60 %) of single groups, {record['removals']} times at three\n"
+        "points of training, and compares the measured increase of the loss on other batches with the prediction of each\n"
+        "criterion. Each entry: rank correlation over all removals / ratio of the 90th to the 10th percentile of the slopes of\n"
+        "the groups / ratio of the largest to the smallest slope. *corrected* is what the solver uses: the variance of the sum\n"
+        "of w g, divided by the share of the channels that remain. *joint* has the covariances of the removed channels.\n"
+        f"*calibrated* multiplies each group by a factor from {record['calibration']} other removals on other batches.",
+        table(["criterion", *(name for name, _ in columns)], rows),
+        f"Goals: correlation of at least {CORRELATION_GOAL}, slopes within a factor of {SLOPE_GOAL} between groups (largest\n"
+        f"to smallest): {goals}.",
+        origin(IMPORTANCE),
+    ]
+    return "\n\n".join(parts) + "\n\n"
