@@ -14,6 +14,7 @@ process spent computing: what others do on the machine meanwhile does not count,
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import machine, write_record
+from machine import commit, machine, write_record
 from torch import Tensor, nn
 
 from ecc.energy import counted_cost
@@ -166,15 +167,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=30, help="of a block; 30 holds one update of the solve")
-    parser.add_argument("--only", help="one network")
+    parser.add_argument("--only", help="one network; the others of the output file are kept")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     torch.set_float32_matmul_precision("high")
-    rows = {}
+    rows = json.loads(options.out.read_text())["networks"] if options.only and options.out.exists() else {}
     for name, (build, shape) in networks(device).items():
         if options.only in (None, name):
-            rows[name] = compared(build, shape, device, options.blocks, options.steps)
+            rows[name] = {"commit": commit(), **compared(build, shape, device, options.blocks, options.steps)}
             ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
             print(
                 f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  admm {ratio['admm']:.3f}x",
