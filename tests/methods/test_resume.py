@@ -16,7 +16,7 @@ from ecc.training import BatchStream, load_state
 from methods.jobs import history_of
 from methods.processes import TRAIN_STEPS, TRAININGS
 from methods.small import SMALL
-from training.launching import in_two_processes
+from training.launching import environment, in_two_processes, under_torchrun
 from training.toys import Net, toy_task
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -41,9 +41,7 @@ def check_same(one: Path, other: Path) -> None:
 )
 def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -> None:
     command = [sys.executable, str(TESTS / "methods" / "killed.py"), str(tmp_path), method, "1"]
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["status"] == 0, done.stderr
@@ -108,7 +106,7 @@ def test_only_the_first_process_writes_and_a_stopped_run_resumes_bit_for_bit(fol
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_torchrun_restarts_killed_processes_and_the_result_is_the_same(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    said = in_two_processes("methods/restarted.py", tmp_path, "--max-restarts", "2", timeout=240)
+    said = under_torchrun("methods/restarted.py", tmp_path, "--max-restarts", "2", timeout=240)
     assert {path.name for path in tmp_path.glob("* died")} == {"rank 0 died", "rank 1 died"}
     assert said.count("exitcode: -9") == 2, said
     for run in ("whole", "parts"):
