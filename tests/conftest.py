@@ -58,7 +58,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin the share of each worker with files that have slow tests, so that none of these is left for the end."""
-    count = getattr(config, "workerinput", {}).get("workercount", 1)
+    if not hasattr(config, "workerinput"):  # without workers, tests run in the order that was asked for
+        return
+    count = config.workerinput["workercount"]
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
