@@ -110,6 +110,8 @@ def importance_section() -> str:
     if not (RESULTS / IMPORTANCE).exists():
         return ""
     record = load(IMPORTANCE)
+    if "calibration" not in record:  # a record of an earlier version
+        return ""
     columns = [
         (f"{name}, {point}", found["criteria"])
         for name, network in record["networks"].items()
