@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: gpu vendor thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
+.PHONY: gpu evidence vendor thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -60,11 +60,16 @@ GPU_PYTHON ?= $(shell if $(PY) -c 'import torch; assert torch.cuda.is_available(
 gpu:  ## everything that must hold on a CUDA machine, about seven minutes on an H200; writes results/gpu_acceptance.json
 	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu_acceptance.py --out results/gpu_acceptance.json
 
+evidence: $(STAMP)  ## cells of the GPU experiments: done, missing, failed; checks their fields; SECONDS=585 runs them
+	@PYTHONPATH=src $(if $(SECONDS),$(GPU_PYTHON),$(PY)) benchmarks/gpu_session.py \
+	  $(if $(SECONDS),--seconds $(SECONDS) --folder build/evidence,--check) $(EVIDENCE)
+
 vendor: $(STAMP)  ## wheels for `make gpu` on a machine without them, for Python 3.12 on Linux, into vendor/wheels
 	rm -rf vendor/wheels
 	$(PIP) download --dest vendor/wheels --only-binary=:all: --python-version 3.12 --implementation cp \
 	  --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
 	  'click>=8.2' 'rich>=13.7' 'msgspec>=0.19' 'pytest>=8.2' 'pytest-xdist>=3.6.1' 'hypothesis>=6.100'
+	$(PIP) download --dest vendor/wheels --no-deps 'torch-pruning>=1.6'  # without its own torch
 
 optional: $(STAMP)
 	$(TESTS) -m "slow and not gpu and not thorough" $(WARNINGS) tests/integrations tests/training tests/export \

@@ -13,7 +13,7 @@ OUT is results/evidence/e1.json to e4.json for the results pages; the profile is
 Run the same command again to resume, as long as WORK exists, or with `--record`, a JSON that it wrote, if WORK is lost.
 `--seconds` limits the time; the JSON lists finished, failed and missing runs. With `--rerun` the energy model is fitted
 again with the new measurements, and runs with a large prediction error are repeated, so that methods meet their budgets
-although none of them measures.
+although none of them measures. One run is repeated by `--only method=ecc,budget=50%,seed=0 --again`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
+from cells import SAVING, device_name, is_selected, selection, shared_gpu
 from evidence_grid import (
     DATA,
     MEASURED_BATCH,
     MULTIPLE_OF,
     RECIPES,
     Grid,
+    failure_of,
     fitted,
     for_all,
     the_grids,
@@ -46,11 +47,12 @@ from evidence_grid import (
     variant_settings,
     variants_of,
 )
-from evidence_record import bring_cells, bring_model, dense_weights, rows_of
+from evidence_record import bring_cells, bring_model, dense_weights, rows_of, write_stamps
 from evidence_rerun import refit_and_rerun
 from machine import machine, write_record
 from packed import packed_data
 
+from ecc.constants import PROTOCOLS
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
@@ -64,13 +66,10 @@ from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
 
-SAVING = 15.0
-"""Seconds that workers need to save their state when they are stopped."""
 SECONDS_PER_MEASUREMENT = 1.5
 """Seconds for one measurement."""
 DENSE_EVERY = 10
 """Number of results between two measurements of the dense network."""
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 MEASURE_SETTINGS: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
 """Three windows as short as those of the profile: there are hundreds of results to measure."""
 LONGEST = "amc"
@@ -88,10 +87,10 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
     grids = the_grids(options, recipe, the_task(options, recipe, data))
     with suppress(Interrupted):
-        for seed in sorted({cell.seed for _, cell in unfinished(grids)}):
+        for seed in sorted({cell.seed for _, cell in unfinished(grids, options.only)}):
             if claimed(f"dense-{seed}", options.root):
                 train_dense(grids, seed)
-        while left := unfinished(grids):
+        while left := unfinished(grids, options.only):
             mine = next(
                 (one for one in left if one[0].can_begin(one[1]) and claimed(name_of(*one), options.root)),
                 None,
@@ -103,6 +102,7 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             started = time.monotonic()
             try:
                 reason = grid.comparison.run_one(cell, grid.runs) or "done"
+                write_stamps(grid, cell, options.device)
             except BadFile as error:  # concerns this run only
                 reason = str(error)
                 grid.comparison.write_failure(cell, grid.runs, reason)
@@ -111,10 +111,13 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)
 
 
-def unfinished(grids: list[Grid]) -> list[tuple[Grid, GridRun]]:
+def unfinished(grids: list[Grid], only: Mapping[str, str]) -> list[tuple[Grid, GridRun]]:
     """Runs to do: the longest first, then by seed, and within a seed those that others depend on."""
     left = [
-        (grid, cell) for grid in grids for cell in grid.comparison.unfinished(grid.runs) if grid.failure(cell) is None
+        (grid, cell)
+        for grid in grids
+        for cell in grid.comparison.unfinished(grid.runs)
+        if grid.failure(cell) is None and is_selected(key_of(grid, cell), only)
     ]
     order = {name: place for place, name in enumerate(FIRST)}
     return sorted(
@@ -126,6 +129,19 @@ def unfinished(grids: list[Grid]) -> list[tuple[Grid, GridRun]]:
             order.get(one[1].method, len(FIRST)),
         ),
     )
+
+
+def key_of(grid: Grid, cell: GridRun) -> dict[str, Any]:
+    """What identifies a run, for `--only`."""
+    return {"method": cell.method, "variant": grid.variant, "budget": cell.budget, "seed": cell.seed}
+
+
+def forget(grids: list[Grid], only: Mapping[str, str]) -> None:
+    """Remove the selected runs, so that they are run again."""
+    for grid in grids:
+        for cell in [one for one in grid.comparison.runs if is_selected(key_of(grid, one), only)]:
+            shutil.rmtree(cell.folder(grid.runs), ignore_errors=True)
+            failure_of(cell, grid.runs).unlink(missing_ok=True)
 
 
 def name_of(grid: Grid, cell: GridRun) -> str:
@@ -147,28 +163,9 @@ def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
     (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
-    if options.mps:
-        os.environ[PIPES] = str(options.root / "mps")  # for the workers only: this process has its context already
     for process in workers:
         process.start()
-    os.environ.pop(PIPES, None)
     return workers
-
-
-@contextmanager
-def side_by_side(options: argparse.Namespace) -> Iterator[None]:
-    """Run CUDA MPS if requested; afterwards the GPU is free for measurements."""
-    if not options.mps:
-        yield
-        return
-    folder = options.root / "mps"
-    folder.mkdir(exist_ok=True)
-    places = os.environ | {PIPES: str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], env=places, check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True, env=places, check=True)
 
 
 def finish(workers: list[Any], until: float) -> None:
@@ -261,6 +258,9 @@ def main() -> None:
     parser.add_argument("--budgets", type=lambda text: text.split(","))
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--variants", choices=("recipe", "solvers"), default="recipe", help="variants of ECC to run")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0], help="what is equal for all methods")
+    parser.add_argument("--only", type=selection, default={}, metavar="KEY=VALUE,...", help="some of the runs")
+    parser.add_argument("--again", action="store_true", help="repeat the runs of --only")
     parser.add_argument("--settings", default="{}", help="JSON that overrides settings of the recipe")
     options = parser.parse_args()
     started = time.monotonic()
@@ -281,20 +281,25 @@ def main() -> None:
             grid.comparison.open(grid.runs)
         if options.record is not None:
             print(f"{bring_cells(options.record, grids, options.without)} runs from {options.record}", flush=True)
+        if options.again:
+            forget(grids, options.only)
         if options.rerun:
             refit_and_rerun(grids, options.root)
             energy, grids = fitted(task, source, options), the_grids(options, recipe, task)
-        with side_by_side(options):
+        with shared_gpu(options.mps, options.root):
             workers = started_workers(options, data)
-            finish(workers, started + options.seconds - time_after(len(unfinished(grids)), options.seconds))
-        print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids))} runs missing", flush=True)
+            finish(
+                workers, started + options.seconds - time_after(len(unfinished(grids, options.only)), options.seconds)
+            )
+        print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids, options.only))} runs missing", flush=True)
         measure_results(grids, task, batch, source, started + options.seconds - 5)
     finally:
         close_meter(source)
     record = {
         "what": f"accuracy against measured energy: {options.name}, packed copy of {DATA[options.name]}",
         "environment": machine(),
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        "device": device_name(options.device),
+        "protocol": options.protocol,
         "measured_batch": batch,
         "width_multiple": MULTIPLE_OF.get(options.name, 8),
         "meter": to_builtins(source.describe()),

@@ -218,6 +218,7 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
                 settings=settings,
                 device=options.device,
                 freeze=freeze,
+                protocol=options.protocol,
             ),
             options.root / (f"runs-{variant}" if variant else "runs"),
         )

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cells import command_of, device_name
 from evidence_grid import Grid, failure_of
+from machine import commit
 
 from ecc.energy import fit
 from ecc.errors import BadFile
@@ -19,8 +21,18 @@ from ecc.options import flat_values
 
 FACTS = ("scores", "widths", "batches", "parameters", "macs")
 """Fields of summary.json that the record keeps."""
+STAMPS = "stamps.json"
+"""In the folder of a run: commit, device and command."""
 FREE = ("checkpoint_steps", "checkpoint_seconds", "log_every")
 """Settings that do not change the result."""
+
+
+def write_stamps(grid: Grid, cell: GridRun, device: str) -> None:
+    """Note with which code, device and command a finished run was made, in its folder."""
+    key = {"method": cell.method, "variant": grid.variant, "budget": cell.budget, "seed": cell.seed}
+    facts = {"commit": commit(), "device": device_name(device), "command": command_of(key)}
+    if (folder := cell.folder(grid.runs)).is_dir():
+        (folder / STAMPS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
 def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
@@ -37,7 +49,7 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
                 )
                 row |= {key: summary[key] for key in FACTS if key in summary}
                 row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
-                row |= {"date": where["sessions"][-1]["started"][:10]}
+                row |= {"date": where["sessions"][-1]["started"][:10], **(grid.read(cell, STAMPS) or {})}
                 measured = grid.read(cell, "measured.json")
                 row |= {} if measured is None else {"measured": measured}
             else:
@@ -96,6 +108,7 @@ def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()
             "widths.json": row["widths"],
             "environment.json": {"sessions": [{"started": row["date"]}]},
             "measured.json": row.get("measured"),
+            STAMPS: {key: row[key] for key in ("commit", "device", "command") if key in row},
             "cell.json": {"seconds": row["cell_seconds"]},  # last: marks the run as finished
         }
         for name, facts in files.items():

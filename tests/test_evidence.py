@@ -93,7 +93,7 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
     tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
     options = SimpleNamespace(
         name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", samples=40,
-        methods=None, budgets=None, seeds=None, settings="{}", variants="recipe",
+        methods=None, budgets=None, seeds=None, settings="{}", variants="recipe", only={}, protocol="equal",
     )  # fmt: skip
     recipe = recipes.read_recipe(tmp_path / "tiny.toml")
     task, source = grids.the_task(options, recipe, tiny), measure.find_meter("platform:jetson-tx2")
@@ -105,7 +105,7 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
 
     evidence.worker(options, tiny)
 
-    assert evidence.unfinished(requested) == []
+    assert evidence.unfinished(requested, {}) == []
     first, variant = requested
     trained = importlib.import_module("evidence_record").dense_weights
     assert list(trained(first)) == ["0", "1"]
@@ -117,6 +117,10 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
         (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("uniform floor", "ecc", 0)
     ]  # fmt: skip
     assert all(row["measured"]["joules"] < 0.9 * row["measured"]["dense_joules"] for row in rows)
+    assert all(row["device"] == "cpu" and row["commit"] for row in rows)
+    assert "--only method=uniform,variant=,budget=80%,seed=0 --again" in rows[0]["command"]
+    evidence.forget(requested, {"method": "uniform", "seed": "1"})
+    assert [cell.seed for _, cell in evidence.unfinished(requested, {})] == [1]
 
 
 ECC_85, AMC_84 = row("ecc", "50%", 0.85), row("amc", "50%", 0.84)

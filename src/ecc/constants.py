@@ -17,6 +17,9 @@ TRANSFORMER_METHODS = ("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt",
 METHOD_NAMES = (*COMPARED_METHODS, "isomorphic", *PEER_METHODS, *TRANSFORMER_METHODS)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
+PROTOCOLS = ("equal", "published")
+"""What is equal in a comparison: the number of batches in all; or that of fine-tuning, after a search as published."""
+
 SCRATCH = "scratch"
 """In a comparison: the widths that ECC found, trained from random weights."""
 

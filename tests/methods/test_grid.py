@@ -12,6 +12,7 @@ import pytest
 from ecc.errors import BadFile, EccError
 from ecc.methods import CompressSettings
 from ecc.methods.grid import Comparison, GridRun
+from ecc.methods.registry import find_method
 from ecc.options import settings_from
 from ecc.records import read_record
 from ecc.run_records import GridFailure, GridRunInfo, RunSummary
@@ -50,6 +51,27 @@ def test_every_run_has_the_same_batches_and_the_dense_network_of_its_seed(tmp_pa
         dense[one.seed].add(summary.scores["dense"])
     assert [len(scores) for scores in dense.values()] == [1, 1]
     assert dense[0] != dense[1]
+
+
+def test_with_the_published_protocol_all_have_the_same_finetuning(tmp_path: Path) -> None:
+    batches = {}
+    for protocol in ("equal", "published"):
+        assert grid(**ONE | {"methods": ["uniform", "ecc"]}, protocol=protocol).run(tmp_path / protocol) == []
+        for method in ("uniform", "ecc"):
+            folder = GridRun(method, "65%", 0).folder(tmp_path / protocol)
+            found = read_record(folder / "summary.json", RunSummary).batches
+            assert found is not None
+            batches[protocol, method] = found.total
+    assert batches == {
+        ("equal", "uniform"): 22,
+        ("equal", "ecc"): 22,
+        ("published", "uniform"): 2,
+        ("published", "ecc"): 22,
+    }
+    assert find_method("netadapt", published=True).config()["short_steps"] == 100
+    assert find_method("netadapt", published=True).config()["within_prune_steps"] is False
+    with pytest.raises(EccError, match="protocol 'fair' is unknown"):
+        grid(protocol="fair")
 
 
 def test_a_finished_comparison_can_be_extended(tmp_path: Path) -> None:
@@ -110,6 +132,7 @@ def test_the_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     for changes, message in (
         ({"values": {"lr": 0.5}}, r"settings\.lr = 0\.001, and now it is 0\.5"),
         ({"quick": True}, "quick = False, and now it is True"),
+        ({"protocol": "published"}, "protocol = equal, and now it is published"),
         ({"freeze": ["conv1"]}, "freeze = "),
         ({"model": stone}, "device = paper, and now it is stone"),
     ):

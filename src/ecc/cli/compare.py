@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ecc.budget import measured_resources, parse_budget
-from ecc.constants import COMPARED_METHODS, METHOD_NAMES, SCRATCH
+from ecc.constants import COMPARED_METHODS, METHOD_NAMES, PROTOCOLS, SCRATCH
 from ecc.errors import EccError
 from ecc.settings import CompressSettings, make_settings
 
@@ -81,6 +81,7 @@ def compare(
     targets: tuple[str, ...],
     energy: tuple[Path, ...],
     quick: bool,
+    protocol: str,
     settings: dict[str, Any],
     batch: int | None,
     samples: int | None,
@@ -120,6 +121,7 @@ def compare(
         device=device,
         freeze=freeze,
         quick=quick,
+        protocol=protocol,
     )
     for text in spec.budgets:
         parse_budget(text)
@@ -183,6 +185,8 @@ class GridSpec:
     freeze: tuple[str, ...] = ()
     quick: bool = False
     """Whether methods search for a tenth of their time."""
+    protocol: str = PROTOCOLS[0]
+    """One of `PROTOCOLS`."""
 
     def installed(self, batch: int | None = None) -> Any:
         """The task as it is named on the targets."""
@@ -214,6 +218,7 @@ class GridSpec:
                 device=device,
                 freeze=self.freeze,
                 quick=self.quick,
+                protocol=self.protocol,
             )
 
 

@@ -130,6 +130,8 @@ class Compression(CompressionRunner):
         self._start_weights = start_weights
         self.keeps_pruned = False
         """Whether to write `PRUNED_FILE`."""
+        self.finetunes_unused = True
+        """Whether fine-tuning gets the pruning steps that the method does not use."""
         self.method = find_method(method) if isinstance(method, str) else method
         models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
         self.energy_models = {model.resource: model for model in models}
@@ -337,7 +339,7 @@ class Compression(CompressionRunner):
             if not has_schedule(self.method):  # its batch norms are up to date
                 recalibrate_(small, self._calibration_inputs())
             self._score("pruned", small)
-        steps = self.settings.finetune_steps + pruned.unused_steps
+        steps = self.settings.finetune_steps + (pruned.unused_steps if self.finetunes_unused else 0)
         if steps:
             self.report(f"finetuning the slim network, {steps} steps")
             self._train(

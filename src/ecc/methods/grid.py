@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ecc.budget import parse_budget
-from ecc.constants import RUN_PROFILE, SCRATCH
+from ecc.constants import PROTOCOLS, RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
 from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
@@ -71,6 +71,7 @@ class _GridConfig:
 
     task: str
     quick: bool
+    protocol: str = PROTOCOLS[0]
     freeze: list[str] = field(default_factory=list)
     device: str = ""
     """Device that the costs refer to."""
@@ -92,6 +93,8 @@ class Comparison:
         device: Where to train.
         freeze: Modules whose output channels are not pruned, as for `trace_channels`.
         quick: Methods search for a tenth of their time: for a demonstration, not for a comparison.
+        protocol: `equal` gives every method the same number of batches in all: what its search does not use is added to
+            its fine-tuning. `published` lets it search as its paper does, and all have the same fine-tuning.
     """
 
     def __init__(
@@ -107,7 +110,10 @@ class Comparison:
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
         quick: bool = False,
+        protocol: str = PROTOCOLS[0],
     ) -> None:
+        if protocol not in PROTOCOLS:
+            raise EccError(f"protocol {protocol!r} is unknown; choose one of {', '.join(PROTOCOLS)}.")
         if not methods or not budgets or seeds < 1:
             raise EccError("a comparison needs at least one method, one budget and one seed.")
         for name in methods:
@@ -125,7 +131,7 @@ class Comparison:
                 raise EccError(f"budgets {first!r} and {text!r} would share a folder; compare them separately.")
         self.task, self.meter, self.device = task, meter, torch.device(device)
         self.energy_models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
-        self.settings = settings or CompressSettings()
+        self.settings, self.protocol = settings or CompressSettings(), protocol
         self.methods = tuple(sorted(dict.fromkeys(methods), key=lambda name: name == SCRATCH))  # after ecc
         self.budgets, self.seeds, self.quick, self.freeze = tuple(dict.fromkeys(budgets)), seeds, quick, tuple(freeze)
 
@@ -158,6 +164,7 @@ class Comparison:
         config = _GridConfig(
             task=self.task.name,
             quick=self.quick,
+            protocol=self.protocol,
             freeze=list(self.freeze),
             device=self.energy_models[0].origin.meter.device if self.energy_models else "",
             weights=initial_weights_checksum(self.task, self.settings),
@@ -240,6 +247,7 @@ class Comparison:
             freeze=self.freeze,
             method=self._method(one, root),
         )
+        job.finetunes_unused = self.protocol == "equal"
         job.run(folder)
         result = GridRunInfo(
             **asdict(one),
@@ -253,7 +261,7 @@ class Comparison:
     def _method(self, one: GridRun, root: Path) -> Method:
         first = self.prerequisite(one)
         if first is None:
-            return find_method(one.method, quick=self.quick)
+            return find_method(one.method, quick=self.quick, published=self.protocol == "published")
         file = first.folder(root) / "widths.json"
         if not file.exists():
             raise EccError(

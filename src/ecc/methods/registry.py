@@ -8,13 +8,13 @@ from ecc.errors import EccError
 
 from .base import Method
 from .baselines.amc import Amc, AmcSettings
-from .baselines.eap import Eap
+from .baselines.eap import Eap, EapSettings
 from .baselines.flap import Flap
 from .baselines.greedy import Greedy, GreedyTaylor
 from .baselines.isomorphic import Isomorphic
 from .baselines.lcp import Lcp, LcpSettings
 from .baselines.llm_pruner import LlmPruner
-from .baselines.netadapt import NetAdapt
+from .baselines.netadapt import NetAdapt, NetAdaptSettings
 from .baselines.shortgpt import ShortGpt
 from .baselines.torch_pruning import TorchPruning, TorchPruningSettings
 from .baselines.two_ssp import TwoSsp
@@ -22,6 +22,9 @@ from .baselines.uniform import Uniform
 from .baselines.wanda_sp import WandaSp
 from .ecc.method import Ecc
 from .one_shot import OneShot
+
+SEARCH_STEPS = 100
+"""Steps of one training during a published search; the papers have 10,000 and more on ImageNet."""
 
 METHODS: dict[str, Callable[[], Method]] = {
     "ecc": Ecc,
@@ -53,16 +56,28 @@ _QUICK: dict[str, Callable[[], Method]] = {
 """Methods that evaluate hundreds of networks, with a tenth of them."""
 
 
-def find_method(name: str, *, quick: bool = False) -> Method:
+_PUBLISHED: dict[str, Callable[[], Method]] = {
+    "netadapt": lambda: NetAdapt(NetAdaptSettings(short_steps=SEARCH_STEPS, within_prune_steps=False)),
+    "eap": lambda: Eap(EapSettings(finetune_steps=SEARCH_STEPS)),
+}
+"""Methods that train while they search, without a limit on the batches of the search."""
+
+
+def find_method(name: str, *, quick: bool = False, published: bool = False) -> Method:
     """A new instance of a method.
 
     Args:
         name: One of `METHODS`.
         quick: Search for a tenth of the time: for a demonstration, not for a comparison.
+        published: Search as its paper does, as long as that takes: NetAdapt trains every candidate of every round, and
+            energy-aware pruning trains after every pass.
 
     Raises:
         EccError: If there is no such method.
     """
     if name not in METHODS:
         raise EccError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}.")
-    return (_QUICK.get(name) if quick and name in _QUICK else METHODS[name])()  # type: ignore[misc]
+    made = METHODS[name]
+    if quick or published:
+        made = (_QUICK if quick else _PUBLISHED).get(name, made)
+    return made()

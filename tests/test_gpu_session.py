@@ -1,0 +1,105 @@
+"""The driver of a session on a GPU machine, with small programs in place of the benchmarks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = """
+import argparse, json, sys, time
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path); parser.add_argument("--seconds", type=float)
+parser.add_argument("--earlier", type=Path, nargs="*", default=[])
+parser.add_argument("--sleep", type=float, default=0)
+o = parser.parse_args()
+done = [c for f in o.earlier for c in json.loads(f.read_text())["cells"]]
+state = o.out.with_suffix(".state")
+step = int(state.read_text()) + 1 if state.exists() else 1
+done.append({"step": step, "limit": o.seconds})
+o.out.write_text(json.dumps({"cells": done}))
+state.write_text(str(step).zfill(100))
+time.sleep(o.sleep)
+"""
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("gpu_session")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "program.py").write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "GRACE", 1.0)
+    monkeypatch.setattr(module, "PART_BYTES", 4096)
+    return module
+
+
+def test_a_session_runs_in_order_within_its_time_and_goes_on_later(session: Any, tmp_path: Path) -> None:
+    one = session.Experiment
+    experiments = {
+        "first": one("program.py", least=1, needs=["data"]),
+        "endless": one("program.py", ["--sleep", "600"], least=1),
+        "absent": one("program.py", least=1, needs=["nowhere"]),
+        "late": one("program.py", least=5000, share=4.0),
+        "broken": one("nothing.py", least=0.1, share=4.0),
+    }
+    (tmp_path / "inputs" / "data").mkdir(parents=True)
+    folder = tmp_path / "out"
+    begin = time.monotonic()
+    report = session.run_session(experiments, folder, tmp_path / "inputs", None, 20.0)
+    assert time.monotonic() - begin < 30
+    assert report["first"]["result"] == "done"
+    assert report["endless"]["result"] == "stopped"
+    assert report["endless"]["limit"] <= 20 - 1 - 8
+    assert report["endless"]["cells"] == {"done": 1, "failed": 0}  # what it wrote before it was stopped
+    assert report["absent"] == {"skipped": "no nowhere in inputs", "cells": {"done": 0, "failed": 0}}
+    assert "it needs 5000 s" in report["late"]["skipped"]
+    assert report["broken"]["result"] == "exit code 2"
+    assert json.loads((folder / "session.json").read_text(encoding="utf-8")) == report
+    parts = sorted(folder.glob("state.tar.*"))
+    assert len(parts) > 1
+    assert all(part.stat().st_size <= 4096 for part in parts)
+    assert not list(folder.glob("*.state"))
+
+    again = tmp_path / "again"
+    session.unpack(folder, again)
+    session.run_session({"first": experiments["first"]}, again, tmp_path / "inputs", folder, 20.0)
+    record = json.loads((again / "first.json").read_text(encoding="utf-8"))
+    assert [cell["step"] for cell in record["cells"]] == [1, 2]
+
+
+def test_cells_are_listed_and_checked(session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = {"commit": "a", "device": "b", "date": "c", "command": "d", "seconds": 1, "batches": 0}
+    cells = [
+        {"key": {"seed": 0}, **good},
+        {"key": {"seed": 1}, **good, "joules": 1.0},
+        {"key": {"seed": 2}, "error": "x"},
+    ]
+    (tmp_path / "one.json").write_text(json.dumps({"cells": cells, "skipped": ["a"]}), encoding="utf-8")
+    found = session.show("one", session.Experiment("program.py", what="a test"), tmp_path, tmp_path)
+    assert found == ["one {'seed': 1}: joules without their interval", "one {'seed': 2}: failed: x"]
+    assert "2 cells done, 1 failed, 1 not run" in capsys.readouterr().out
+    assert session.show("two", session.Experiment("program.py", needs=["far"]), tmp_path, tmp_path) == []
+    assert "needs far" in capsys.readouterr().out
+
+
+def test_every_experiment_names_a_script_and_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    session = importlib.import_module("gpu_session")
+    resnet56 = importlib.import_module("resnet56")
+    for name, one in session.EXPERIMENTS.items():
+        assert (ROOT / "benchmarks" / one.script).is_file(), name
+        words = session.command(name, one, Path("out"), Path("inputs"), None)
+        if one.script == "resnet56.py":
+            options = resnet56.parse(words[2:])
+            assert options.mps
+            assert resnet56.keys_of(options)
+    assert sys.executable == words[0]
