@@ -11,8 +11,8 @@ that the same call has measured. What blocks save is measured in the first call 
 Cells, deadline and the record are those of `cells.py`; the most important cells come first. If there is no time to heal a
 network, its cell is marked `is_partial` and is run again in the next call. Recorded on an H200: 25 s until the model is
 ready, 42 s for what blocks save (first call), then 69 s for ECC, 23 to 45 s for a baseline, of which healing takes 20 s.
-One call of 450 s has 9 cells: ECC and all baselines at 80 % of the decode energy, then ECC at 90 and 70 %. All 90 cells
-(`--list`) need about 3,400 s.
+One call of 450 s has 9 cells: ECC and all baselines at 80 % of the decode energy, then ECC at 90 and 70 %. All 98 cells
+(`--list`) need about 4,200 s.
 """
 
 from __future__ import annotations

@@ -89,11 +89,8 @@ TORCH_PRUNING: dict[str, TorchPruning] = {
 DENSE = ("dense", "dense_distilled")
 ONE_SHOT = ("uniform", "greedy_taylor")
 METHODS = (*DENSE, *ECC, *ONE_SHOT, *TORCH_PRUNING)
-DEFAULT_METHODS = (
-    *DENSE, HEADLINE, "ecc_early", "ecc_early_floor", *ONE_SHOT, "tp_magnitude", "tp_taylor", "tp_group_norm",
-)  # fmt: skip
-
-
+DEFAULT_METHODS = (HEADLINE, "dense_distilled", "uniform", "tp_taylor", "tp_magnitude", "greedy_taylor", "dense")
+"""In the order in which they are run."""
 SEARCH = {HEADLINE: 1.0, "ecc_widths": 1.0, "tp_group_norm": 1.0}
 """Epochs of search in the published protocol, relative to those of fine-tuning: ECC prunes while it trains, and the sparse
 training of Torch-Pruning has as many epochs as its fine-tuning (DepGraph: 100 and 100). The others only calibrate."""
