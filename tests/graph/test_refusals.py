@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def with_nan() -> nn.Module:
     ("build", "words"),
     [
         (lambda: wrapped(torch.jit.script), "TorchScript"),
-        (lambda: wrapped(torch.compile), "compiled"),
+        (lambda: wrapped(partial(torch.compile, backend="eager")), "compiled"),
         (lambda: named(first=nn.LazyConv2d(4, 3)), "first.weight is not initialized"),
         (lambda: named(norm=nn.LazyBatchNorm2d(affine=False)), "norm.running_mean is not initialized"),
         (quantized, "weight is quantized. Prune the float network"),
