@@ -19,7 +19,7 @@ mean), taylor_variance (variance over batches, as `TaylorImportance`), and
   batch norm, what remains is scaled up, and the error with it;
 - joint: the variance of the sum over all removed channels at once, which has the covariances, divided by the same share;
 - calibrated: corrected, times a factor of each group: measured / predicted increase of some other random removals of that
-  group on other batches.
+  group on other batches, shrunk to the factor of all groups where it is uncertain.
 """
 
 from __future__ import annotations
@@ -164,13 +164,23 @@ def corrected(graph: ChannelGraph, removals: list[Removal], values: Tensor) -> n
 
 
 def calibration_factors(removals: list[Removal], predicted: np.ndarray, increase: np.ndarray) -> dict[str, float]:
-    """Measured / predicted increase of each group, by least squares through the origin; at least 1 % of the median."""
-    found = {}
-    for name in {name for name, _ in removals}:
+    """Measured / predicted increase of each group: least squares through the origin, shrunk to that of all groups.
+
+    The less certain the factor of a group is compared with how much factors differ, the closer it is to the common one.
+    """
+    slopes, errors = {}, {}
+    for name in sorted({name for name, _ in removals}):
         here = np.array([one == name for one, _ in removals])
-        found[name] = float((predicted[here] * increase[here]).sum() / max((predicted[here] ** 2).sum(), 1e-300))
-    least = 0.01 * float(np.median(list(found.values())))
-    return {name: max(factor, least) for name, factor in found.items()}
+        squares = max(float((predicted[here] ** 2).sum()), 1e-300)
+        slopes[name] = float((predicted[here] * increase[here]).sum()) / squares
+        residual = increase[here] - slopes[name] * predicted[here]
+        errors[name] = float((residual**2).sum()) / max(int(here.sum()) - 1, 1) / squares
+    common = float((predicted * increase).sum() / max((predicted**2).sum(), 1e-300))
+    spread = max(float(np.var(list(slopes.values()))) - float(np.mean(list(errors.values()))), 0.0)
+    shrunk = {
+        name: common + (slope - common) * spread / max(spread + errors[name], 1e-300) for name, slope in slopes.items()
+    }
+    return {name: max(factor, 0.01 * abs(common)) for name, factor in shrunk.items()}
 
 
 def study(
