@@ -55,8 +55,15 @@ def hooks_of(net: nn.Module) -> int:
     return sum(len(module._forward_hooks) for module in net.modules())
 
 
-@pytest.mark.parametrize("flag", ["output_hidden_states", "output_attentions"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("bert", "output_hidden_states"),
+        ("vit", "output_attentions"),
+        pytest.param("bert", "output_attentions", marks=pytest.mark.thorough),
+        pytest.param("vit", "output_hidden_states", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_graph_is_the_same_after_outputs_were_requested(name: str, flag: str) -> None:
     build, make_inputs = MODELS[name]
     net, inputs = build().eval(), make_inputs()

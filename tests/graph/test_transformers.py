@@ -67,8 +67,10 @@ SIMILAR = (
     "RoBERTa",
     "Whisper encoder",
     "DeiT",
+    "DETR",
+    "Segformer",
 )
-"""Models with the layers of another one of the list."""
+"""Models with the layers of other ones of the list."""
 
 
 @pytest.mark.parametrize(

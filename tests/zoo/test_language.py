@@ -14,6 +14,9 @@ import torch
 
 import ecc
 from ecc.errors import BadBudget, BadTask
+from ecc.export import export_model
+from ecc.export.formats import open_file
+from ecc.graph import trace_channels, with_widths
 from ecc.zoo.language import LogLikelihood, TokenBatches, language_task
 
 with warnings.catch_warnings():
@@ -369,3 +372,23 @@ def test_a_budget_per_token_needs_tokens() -> None:
     assert budget.resource == "decode_latency"
     with pytest.raises(BadBudget, match="2 budgets for decode"):
         budgets_of_workloads(parse_budgets(["70%", "decode=60%"]), ("decode", "prefill"))
+
+
+@pytest.mark.thorough
+def test_a_pruned_language_model_is_written_as_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")
+    model = tiny.tiny_llama()
+    example = {"input_ids": torch.randint(1, 32, (2, 8))}
+    graph = trace_channels(model, example, verify=False)
+    heads = next(group.name for group in graph.prunable if "attn" in group.name)
+    hidden = [group.name for group in graph.prunable if "mlp" in group.name]
+    small = with_widths(model, graph, {heads: 2, hidden[0]: 40, hidden[1]: 24})  # sizes differ between layers
+    export_model(small, example, tmp_path / "small.onnx")
+    assert small.config.use_cache  # as before
+    run = open_file("onnx", tmp_path / "small.onnx")
+    for shape in ((3, 8), (1, 13)):  # any number of sequences and of tokens
+        tokens = torch.randint(1, 32, shape)
+        with torch.no_grad():
+            expected = small(input_ids=tokens).logits
+        (found,) = run({"input_ids": tokens})
+        assert torch.allclose(found, expected, atol=1e-5)
