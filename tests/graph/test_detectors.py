@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ecc.errors import EccWarning
 from ecc.graph import ChannelGraph, mask_channels_, slim, trace_channels, verify_graph
 from ecc.graph.numerics import Decisions, relative_error, run_without_randomness
+from ecc.graph.verification import Run
 
 CLASSES = 5
 
@@ -302,3 +303,20 @@ def test_layers_after_code_that_reads_values_are_not_pruned() -> None:
     graph = trace_channels(net, torch.rand(1, 3, 12, 12))
     assert prunable(graph) == {"backbone.stem", "backbone.down"}
     assert "runs after Python code reads values" in (graph["backbone.coarse"].frozen or "")
+
+
+def test_a_network_that_decides_is_compared_with_its_decisions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bool] = []
+    run = Run.of
+
+    def counted(self: Run, *args: Any, **options: Any) -> Any:
+        runs.append(options.get("decisions") is not None)
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(Run, "of", counted)
+    net, inputs = detector(0.99)  # no box, so that outputs are empty and only what decides can be compared
+    graph = trace_channels(net, inputs)
+    assert prunable(graph) == BEFORE_BOXES
+    assert runs[:4] == [False, False, True, True]  # the first comparison finds out
+    assert len(runs) > 8
+    assert all(runs[4:])

@@ -750,6 +750,11 @@ QUICK: list[tuple[Function, list[tuple[int, ...]]]] = [
     (lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"), [(2, 4, 5, 6)]),
     (lambda x: F.interpolate(x, scale_factor=(0.37, 2)), [(2, 4, 5, 6)]),
     (lambda x: F.interpolate(x, scale_factor=3, mode="linear"), [(2, 4, 5)]),
+    (lambda x: x.roll((1, -2), (0, 2)), [(2, 4, 5)]),
+    (lambda x, m: x.masked_fill(m > 0, 0.0), [(2, 4, 5), (2, 4, 5)]),
+    (F.scaled_dot_product_attention, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)]),
+    (F.scaled_dot_product_attention, [(3, 5, 8), (3, 7, 8), (3, 7, 8)]),
+    (F.scaled_dot_product_attention, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (1, 5, 7)]),
 ]
 LEFT_TO_TORCH: list[tuple[Function, list[tuple[int, ...]]]] = [
     (lambda x, y: torch.cat([x, y.double()]), [(2, 4), (2, 4)]),
@@ -758,6 +763,11 @@ LEFT_TO_TORCH: list[tuple[Function, list[tuple[int, ...]]]] = [
     (lambda x: x.mean((1,), dtype=torch.float64), [(2, 4)]),
     (lambda x, w: F.conv2d(x, w, padding="same"), [(2, 3, 9, 8), (6, 3, 3, 3)]),
     (lambda x: x + torch.zeros(4, device="meta", dtype=torch.float64), [(2, 4)]),
+    (lambda x, m: x.masked_fill(m > 0, 0.0), [(2, 4, 5), (4, 1)]),
+    (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        [(2, 6, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)],
+    ),
 ]
 
 
@@ -781,6 +791,9 @@ def test_quick_results_are_those_of_torch(function: Function, shapes: Any, dtype
         (F.linear, [(2, 5), (6, 4)]),
         (torch.add, [(2, 4), (3,)]),
         (lambda x, y: torch.cat([x, y]), [(2, 4), (2, 3)]),
+        (F.scaled_dot_product_attention, [(2, 3, 5, 8), (2, 3, 7, 6), (2, 3, 7, 6)]),
+        (F.scaled_dot_product_attention, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 6, 8)]),
+        (F.scaled_dot_product_attention, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 6)]),
     ],
 )
 def test_shapes_that_do_not_match_raise_as_in_torch(function: Function, shapes: Any) -> None:

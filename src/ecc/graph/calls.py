@@ -180,7 +180,7 @@ def amount(tensor: Tensor, labels: Tensor | None) -> tuple[Tensor, int]:
 
 _LIKE_FIRST = frozenset(
     "batch_norm instance_norm layer_norm group_norm rms_norm relu relu6 hardswish hardsigmoid hardtanh silu gelu elu "
-    "sigmoid tanh leaky_relu mish dropout prelu neg abs exp sqrt rsqrt erf sin cos".split()
+    "sigmoid tanh leaky_relu mish dropout prelu neg abs exp sqrt rsqrt erf sin cos roll".split()
 )
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
 _POOLS = {"adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3}
@@ -217,6 +217,10 @@ def _shape(call: Call, first: Tensor) -> Sequence[int] | None:
         return _convolved(call, first)
     if name == "linear" and call["weight"].dim() == 2 and call["weight"].shape[1] == first.shape[-1]:
         return [*first.shape[:-1], call["weight"].shape[0]]
+    if name == "scaled_dot_product_attention":
+        return _attended(call, first)
+    if name == "masked_fill" and first.shape == call["mask"].shape:
+        return first.shape
     if name.startswith("upsample_"):
         return _resized(call, first)
     if name in _POOLS and None not in (size := call["output_size"]):
@@ -278,6 +282,24 @@ def _convolved(call: Call, first: Tensor) -> Sequence[int] | None:
             return None
         sizes.append(size)
     return sizes
+
+
+def _attended(call: Call, query: Tensor) -> Sequence[int] | None:
+    """The shape of plain attention, in which all tensors have the same batch and heads."""
+    key, value, mask = call["key"], call["value"], call["attn_mask"]
+    if any(t.device.type != "meta" or t.dtype != query.dtype for t in (key, value)) or query.dim() < 3:
+        return None
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or key.shape[:-2] != query.shape[:-2]:
+        return None
+    if mask is not None and (
+        mask.dim() > query.dim()
+        or any(
+            size not in (1, whole)
+            for size, whole in zip(reversed(mask.shape), (key.shape[-2], *reversed(query.shape[:-1])), strict=False)
+        )
+    ):
+        return None
+    return [*query.shape[:-1], value.shape[-1]]
 
 
 def _recurrent(call: Call, first: Tensor) -> tuple[Tensor, ...] | None:

@@ -193,7 +193,7 @@ class ChannelGraph:
             if group.frozen is not None and width != group.width and not (width == 0 and name in inside):
                 reason = group.frozen.removeprefix("not prunable: ").rstrip(".")
                 raise BadWidths(f"group {name!r} is not prunable: {reason}.")
-        return self.structure.widths(widths)
+        return self._sizes.widths(widths)
 
     # --- slices ----------------------------------------------------------------------------------
 
@@ -245,8 +245,13 @@ class ChannelGraph:
     @cached_property
     def structure(self) -> StructureSpec:
         """The graph without its parameter slices, from which costs are computed."""
+        return replace(self._sizes, fingerprint=self.fingerprint)
+
+    @cached_property
+    def _sizes(self) -> StructureSpec:
+        """The structure without its fingerprint, which would take most of the time of a resize."""
         return StructureSpec(
-            fingerprint=self.fingerprint,
+            fingerprint="",
             groups=tuple(group.name for group in self.groups),
             full_widths=tuple(group.width for group in self.groups),
             min_widths=tuple(group.width if group.frozen is not None else group.min_width for group in self.groups),

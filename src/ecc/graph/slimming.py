@@ -458,6 +458,8 @@ def _first_units(group: ChannelGroup) -> Tensor:
 
 def _replacements(graph: ChannelGraph, widths: Sequence[int]) -> list[Replacement]:
     """The modules that are replaced at these widths."""
+    if not graph.replacements:
+        return []
     gone = set(graph.structure.removed(widths))
     return [one for one in graph.replacements if gone.issuperset(one.branches)]
 

@@ -194,6 +194,8 @@ class Check:
     notes: list[str] = field(default_factory=list)
     count: int = 0
     """Number of comparisons so far."""
+    decides: bool = False
+    """Whether a comparison passed only with repeated decisions (see `_compare_values`). Later ones begin with them."""
 
     def __call__(self, groups: Sequence[ChannelGroup], branches: Sequence[Branch]) -> Result:
         """The first failure, or the largest difference.
@@ -261,7 +263,8 @@ class Check:
             raise CannotVerify(first_line(error)) from error
         before = plain_state(masked)
         for run in runs:
-            yield self._compare(masked, small, slices, run, factors)
+            decided = self._compare_decided(masked, small, slices, run, factors) if self.decides else None
+            yield decided or self._compare(masked, small, slices, run, factors)
         for _ in range(MORE_CALLS):
             after = plain_state(masked)
             if after == before:  # a flag that the first call sets is no counter
@@ -291,7 +294,9 @@ class Check:
         gradient_allowed = allowed * TRAIN_FACTOR
         if wanted.is_empty or not (difference <= allowed and gradient_diff <= gradient_allowed):
             repeated = self._compare_values(masked, small, slices, run, factors)
-            difference, gradient_diff = repeated or (difference, gradient_diff)
+            if repeated is not None:
+                difference, gradient_diff, _ = repeated
+                self.decides = difference <= allowed and gradient_diff <= gradient_allowed
         if not (difference <= allowed and gradient_diff <= gradient_allowed):
             amplified = self._amplification(run, repeating=repeated is not None)
             allowed, gradient_allowed = max(allowed, amplified[0]), max(gradient_allowed, amplified[1])
@@ -306,6 +311,22 @@ class Check:
             return self._compare(masked, small, slices, several, factors)
         if not gradient_diff <= gradient_allowed:
             return Result(reason=_differs("gradients", gradient_diff, gradient_allowed, mode))
+        return Result(0.0 if run.training else difference)
+
+    def _compare_decided(
+        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
+    ) -> Result | None:
+        """The result if the networks agree with repeated decisions, None otherwise. It saves the runs without them."""
+        try:
+            repeated = self._compare_values(masked, small, slices, run, factors)
+        except Exception:  # noqa: BLE001 - the comparison that follows finds out what is wrong
+            return None
+        if repeated is None:
+            return None
+        difference, gradient_diff, epsilon = repeated
+        allowed = allowed_difference(epsilon) * (TRAIN_FACTOR if run.training else 1)
+        if not (difference <= allowed and gradient_diff <= allowed * TRAIN_FACTOR):
+            return None
         return Result(0.0 if run.training else difference)
 
     def _amplification(self, run: Run, *, repeating: bool) -> tuple[float, float]:
@@ -326,11 +347,11 @@ class Check:
 
     def _compare_values(
         self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
-    ) -> tuple[float, float] | None:
+    ) -> tuple[float, float, float] | None:
         """Differences of outputs and of gradients if the slim network decides as the masked one (see `Decisions`).
 
-        The values from which decisions are computed count as outputs. If outputs are empty, those of all layers do.
-        None if the network decides nothing.
+        The values from which decisions are computed count as outputs. If outputs are empty, those of all layers do. The
+        third number is the epsilon of the coarsest type. None if the network decides nothing, or no output is finite.
 
         Raises:
             CannotVerify: If there is nothing to compare.
@@ -345,6 +366,8 @@ class Check:
         except Exception:  # noqa: BLE001 - positions that do not exist there
             decisions = Decisions()
         before, after = decisions.compared
+        if not wanted.has_finite:
+            return None
         if wanted.is_empty and before:  # all that can be compared, since outputs depend on little
             same = [key for key in ours if key in theirs and ours[key].shape == theirs[key].shape]
             before, after = [*before, *(ours[key] for key in same)], [*after, *(theirs[key] for key in same)]
@@ -353,7 +376,8 @@ class Check:
         if not before:
             return None
         difference = relative_error([*wanted.outputs, *before], [*found.outputs, *after])
-        return difference, relative_error(wanted.gradients, found.gradients, together=True)
+        gradient_diff = relative_error(wanted.gradients, found.gradients, together=True)
+        return difference, gradient_diff, max(wanted.epsilon, found.epsilon)
 
     def _several_items(self, run: Run) -> Run | None:
         """The same run with several items instead of one; None if it has several, or the network does not take them.

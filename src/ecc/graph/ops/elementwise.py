@@ -152,7 +152,7 @@ def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor, right_is_bare:
     """Unite the labels of two operands, or freeze the one that is broadcast over channels of the other."""
     if right_is_bare:
         left, right = right, left
-    shape = torch.broadcast_shapes(left.shape, right.shape)
+    shape = [max(one, other) if min(one, other) else 0 for one, other in zip(left.shape, right.shape, strict=True)]
     left_axes, right_axes = set(varying_axes(left)), set(varying_axes(right))
     sides = ((left, right, right_axes - left_axes), (right, left, left_axes - right_axes))
     # A gate of width one, or one value per token, belongs to no single channel and stays whole.
