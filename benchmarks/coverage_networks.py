@@ -1,8 +1,8 @@
 """The networks of `trace_coverage.py`, and how two of their outputs are compared.
 
-Every classification, segmentation, detection and video network of torchvision, the smallest network of each timm
-family in `timm_families.json` and a second small one of each family. Weights are random and hide nothing: tensors that are constant (a fresh batch norm, a scale
-that starts at zero) get random values, since a branch multiplied by zero would agree with anything.
+Every classification, segmentation, detection and video network of torchvision, and two small networks of each timm family, which
+`timm_families.json` names. Weights are random and hide nothing: tensors that are constant (a fresh batch norm, a scale that
+starts at zero) get random values, since a branch multiplied by zero would agree with anything.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torchvision_ops import define_missing_operators
 
 CLASSIFICATION = "torchvision classification"
 SEGMENTATION = "torchvision segmentation"
@@ -24,28 +27,10 @@ DETECTION = "torchvision detection"
 VIDEO = "torchvision video"
 TIMM = "timm"
 KINDS = (CLASSIFICATION, SEGMENTATION, DETECTION, VIDEO, TIMM)
-SMALL = (
-    "atto",
-    "femto",
-    "pico",
-    "nano",
-    "xxs",
-    "xx_small",
-    "tiny",
-    "_t",
-    "_s",
-    "small",
-    "18",
-    "26",
-    "s0",
-    "b0",
-    "b1",
-    "50",
-)
-"""Parts of the names of small timm networks, smallest first."""
-
 FAMILIES = Path(__file__).with_name("timm_families.json")
 TOLERANCE = 1e-4  # relative to the largest output: what float32 arithmetic in another order explains
+DETECTION_INPUT = 256
+VIDEO_INPUT = [8, 112, 112]
 LARGEST_INPUT = 336  # timm networks that take any size and default to more than this get a smaller image
 
 
@@ -58,6 +43,8 @@ class Network:
     parameters: int
     """About how many; decides the order of the run and the memory a worker may take."""
     family: str | None = None
+    is_first: bool = True
+    """Whether it is the first of its timm family."""
 
     @property
     def key(self) -> str:
@@ -72,26 +59,18 @@ class Network:
 
 def all_networks() -> tuple[list[Network], list[str]]:
     """The networks that can be built here, and the timm names that this timm lacks."""
+    define_missing_operators()
     networks = list(_torchvision_networks())
     missing = []
     import timm
 
     for family, entry in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
-        if timm.is_model(entry["model"]):
-            networks.append(Network(TIMM, entry["model"], entry["parameters"], family))
-            networks += [Network(TIMM, name, entry["parameters"], family) for name in _second(family, entry["model"])]
-        else:
-            missing.append(f"{family}: {entry['model']}")
+        for one in [entry, *([entry["second"]] if "second" in entry else [])]:
+            if timm.is_model(one["model"]):
+                networks.append(Network(TIMM, one["model"], one["parameters"], family, one is entry))
+            else:
+                missing.append(f"{family}: {one['model']}")
     return networks, missing
-
-
-def _second(family: str, first: str) -> list[str]:
-    """A second small network of a timm family, judged by its name; none if the family has only one."""
-    import timm
-
-    others = [name for name in timm.list_models(module=family) if name != first]
-    ranks = {name: next((i for i, part in enumerate(SMALL) if part in name), len(SMALL)) for name in others}
-    return sorted(others, key=lambda name: (ranks[name], len(name), name))[:1]
 
 
 def _torchvision_networks() -> Iterator[Network]:
@@ -112,6 +91,7 @@ def _torchvision_networks() -> Iterator[Network]:
 
 def build(network: Network, seed: int = 0) -> tuple[nn.Module, Tensor]:
     """The network in eval mode with visible random weights, and an example input of batch 1."""
+    define_missing_operators()
     torch.manual_seed(seed)
     if network.kind == TIMM:
         model, example = _build_timm(network.name)
@@ -129,15 +109,28 @@ def _build_torchvision(network: Network) -> tuple[nn.Module, Tensor]:
         options["weights_backbone"] = None
     if network.name in ("googlenet", "inception_v3"):
         options["init_weights"] = False  # its own initialisation takes half a minute and changes nothing here
-    size = {
-        "inception_v3": [299, 299],
-        "r3d_18": [16, 112, 112],
-        "mc3_18": [16, 112, 112],
-        "r2plus1d_18": [16, 112, 112],
-    }
-    usual = {DETECTION: [320, 320], VIDEO: [16, 224, 224]}.get(network.kind, [224, 224])
-    model = models.get_model(network.name, **options).eval()
+    if network.kind == DETECTION and "ssd" not in network.name:
+        options.update(min_size=DETECTION_INPUT, max_size=DETECTION_INPUT)  # not enlarged to 800
+        if "rcnn" in network.name:
+            options.update(rpn_pre_nms_top_n_test=200, rpn_post_nms_top_n_test=100)  # of 1,000 regions each
+    size = {"inception_v3": [299, 299], "s3d": [16, 224, 224]}
+    usual = {DETECTION: [DETECTION_INPUT] * 2, VIDEO: VIDEO_INPUT}.get(network.kind, [224, 224])
+    with _small_mvit():
+        model = models.get_model(network.name, **options).eval()
     return model, torch.randn(1, 3, *size.get(network.name, usual))
+
+
+@contextmanager
+def _small_mvit() -> Iterator[None]:
+    """Build MViT for the size of the example: its functions fix 16 x 224 x 224, and the class takes any size."""
+    module = import_module("torchvision.models.video.mvit")
+    usual = module._mvit
+    frames, *size = VIDEO_INPUT
+    vars(module)["_mvit"] = lambda **options: usual(**{**options, "spatial_size": size, "temporal_size": frames})
+    try:
+        yield
+    finally:
+        vars(module)["_mvit"] = usual
 
 
 def _build_timm(name: str) -> tuple[nn.Module, Tensor]:

@@ -35,11 +35,14 @@ def machine(**more: Any) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """ECC_COMMIT, or what git says: the commit, with "+" if tracked files differ from it; empty without git."""
-    if given := os.environ.get("ECC_COMMIT"):
+def commit(folder: Path | None = None) -> str:
+    """What git says of a folder: the commit, with "+" if tracked files differ from it; empty without git.
+
+    Without a folder, ECC_COMMIT if it is set, and otherwise the commit of this file.
+    """
+    if folder is None and (given := os.environ.get("ECC_COMMIT")):
         return given
-    words = ("git", "-C", str(Path(__file__).resolve().parent))
+    words = ("git", "-C", str(folder or Path(__file__).resolve().parent))
     try:
         head = subprocess.run([*words, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*words, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)

@@ -1,16 +1,18 @@
 """Which networks are traced and pruned exactly, and how fast, compared with Torch-Pruning in the same processes.
 
-    PYTHONPATH=src python3 benchmarks/trace_coverage.py --vendor vendor --jobs 14 --out trace_coverage.json
+    PYTHONPATH=src python3 benchmarks/trace_coverage.py --jobs 14 --out trace_coverage.json
 
 Networks: every classification, segmentation, detection and video network of torchvision and two small networks of each
 timm family in `timm_families.json`, with random weights, batch 1, on the CPU. Each runs in a process of its own with one thread,
-a time limit for every stage of each tool, and a limit on memory. Both tools are warmed up on a tiny network first.
+a limit of CPU seconds for every stage of each tool, and a limit on memory. Both tools are warmed up on a tiny network first.
+Where the compiled operators of torchvision do not load, `torchvision_ops.py` has those that its detectors need.
 
 ECC: seconds of `trace_channels` without verification (the best of three where the first takes under a second) and of
 the verification; groups, prunable groups, the fraction of parameters that is removed when each of them has width 1; the
 most common reasons for the others; seconds of `with_widths` to 60 % of the widths (median of three). Then a random 40 %
 of the units of every group is masked in one copy and removed from another, and the outputs are compared.
-    exact              largest difference up to 1e-4 of the largest output
+    exact              largest difference up to 1e-4 of the largest output, if need be in float64; where detectors sort
+                       equal scores, with the order of the masked network, and the scores are compared too
     nothing to prune   every group is frozen
     refused            ECC said why it does not handle the network
     WRONG, crash, time limit, outputs not finite, cannot be built here
@@ -22,8 +24,8 @@ step of its pruner to 40 % fewer channels (one-shot, magnitude); then the same c
     differs, cause unknown   the network mixes channels elsewhere (softmax, attention, sums over channels)
     WRONG                       neither, so the wrong channels were pruned
 
-Seconds are process time of one thread; a trace that hits the time limit counts with the limit. The file is
-written after every network; `--resume` continues it.
+Seconds are process time of one thread, so that other processes matter little; a trace that hits the time limit counts with
+the limit. The file is written after every network; `--resume` continues it, and each row names its commit.
 """
 
 from __future__ import annotations
@@ -46,19 +48,24 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+_HERE = str(Path(__file__).resolve().parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_HERE, os.environ.get("PYTHONPATH"))))  # the workers' server
 for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")  # before torch and numpy are loaded, here and in the workers
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from coverage_networks import DETECTION, KINDS, VIDEO, Network, all_networks  # noqa: E402 - after the lines above
+from coverage_networks import DETECTION, KINDS, TIMM, VIDEO, Network, all_networks  # noqa: E402 - after the lines above
 from coverage_worker import Settings, measure, stage_limit  # noqa: E402
 from machine import machine, write_record  # noqa: E402 - as above
+from torchvision_ops import define_missing_operators  # noqa: E402
 
 Row = dict[str, Any]
 TOOLS = ("ecc", "torch_pruning")
 USABLE = ("exact", "differs by nature (norm)", "differs, cause unknown")
 """Results of pruning with which a user can go on; those that differ need fine-tuning."""
 GRACE_SECONDS = 15  # after its time limit, before a worker that does not stop is killed
+LARGE = 60_000_000
+SHARED = 10  # wall seconds per CPU second at which a worker counts as stuck, on a machine that others use
 
 
 @dataclass
@@ -114,16 +121,15 @@ class Job:
 
 
 def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args: argparse.Namespace) -> None:
-    """Measure all networks, as many at a time as cores and memory allow.
+    """Measure all networks, as many at a time as cores and memory allow, and start none after `--seconds`.
 
-    The large ones come first, because this takes the least time in all. With `--seconds` detection and video come first, then
-    the small ones, and none is started after that time.
+    One network of each timm family comes first, then the second ones, then detection and video, then the others; small ones
+    first, and those of more than `LARGE` parameters last.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["coverage_preload"])  # what all workers import is imported once
     tools = TOOLS if settings.with_torch_pruning else TOOLS[:1]
-    waiting = sorted(networks, key=lambda network: network.parameters, reverse=args.seconds is None)
-    if args.seconds is not None:
-        waiting.sort(key=lambda network: network.kind not in (DETECTION, VIDEO))
+    waiting = sorted(networks, key=_order)
     running: list[Job] = []
     start = time.monotonic()
     while waiting or running:
@@ -140,11 +146,12 @@ def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args:
             process.start()
             theirs.close()
             row = {"kind": network.kind, "name": network.name, "family": network.family}
+            row["commit"] = args.environment["commit"]
             running.append(Job(network, process, ours, row))
             free -= network.memory_gib
         wait([job.channel for job in running], timeout=1)
         for job in list(running):
-            late = time.monotonic() - job.since > stage_limit(job.stage[0], args.limit) + GRACE_SECONDS
+            late = time.monotonic() - job.since > SHARED * stage_limit(job.stage[0], args.limit) + GRACE_SECONDS
             if late:
                 job.process.kill()
             gone = late
@@ -155,6 +162,11 @@ def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args:
                 rows[job.network.key] = job.close(tools, late)
                 save(args, rows)
                 _tell(rows[job.network.key], len(waiting) + len(running))
+
+
+def _order(network: Network) -> tuple[bool, int, int]:
+    kinds = {TIMM: 0 if network.is_first else 1, DETECTION: 2, VIDEO: 2}
+    return network.parameters > LARGE, kinds.get(network.kind, 3), network.parameters
 
 
 def _tell(row: Row, left: int) -> None:
@@ -188,7 +200,8 @@ def _plain(value: Any) -> Any:
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
     libraries = {name: _version(name) for name in ("torchvision", "timm", "torch_pruning")}
-    return machine(**libraries, jobs=args.jobs, limit_seconds=args.limit)
+    in_python = list(define_missing_operators())
+    return machine(**libraries, jobs=args.jobs, limit_cpu_seconds=args.limit, operators_in_python=in_python)
 
 
 def _version(package: str) -> str | None:
@@ -288,11 +301,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--vendor", help="folder that holds the package torch_pruning")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="workers")
-    parser.add_argument("--limit", type=float, default=60, help="seconds for each stage of each tool")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60,
+        help="CPU seconds for each stage of each tool",
+    )
     parser.add_argument("--memory", type=float, default=_memory_gib(), help="GiB for all workers together")
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names, such as 'resnet*' or 'timm/*'")
-    parser.add_argument("--seconds", type=float, help="start no network after this time, and the small ones first")
+    parser.add_argument(
+        "--largest", type=float, default=float("inf"), help="millions of parameters; larger ones are left out"
+    )
+    parser.add_argument("--seconds", type=float, help="start no network after this time")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the file has")
+    parser.add_argument("--again", action="store_true", help="measure the networks of --only again")
     parser.add_argument("--verbose", action="store_true", help="show what the libraries print")
     return parser.parse_args()
 
@@ -323,9 +345,12 @@ def main() -> None:
         known = {(network.kind, network.name): network.key for network in networks}
         rows = {known[row["kind"], row["name"]]: row for row in before if (row["kind"], row["name"]) in known}
     wanted = [n for n in networks if any(fnmatch(n.name, p) or fnmatch(n.key, p) for p in args.only)]
+    too_large = [n for n in wanted if n.parameters > args.largest * 1e6]
+    args.environment["too_large"] = sorted(n.name for n in too_large)
+    wanted = [n for n in wanted if n not in too_large and (args.again or n.key not in rows)]
     settings = Settings(0.4, args.limit, args.vendor, with_torch_pruning, args.verbose)
     start = time.monotonic()
-    run([n for n in wanted if n.key not in rows], settings, rows, args)
+    run(wanted, settings, rows, args)
     args.environment["wall_seconds"] = time.monotonic() - start
     save(args, rows)
     print_table(sorted(rows.values(), key=lambda row: (KINDS.index(row["kind"]), row["name"])), missing)
