@@ -110,7 +110,8 @@ def importance_section() -> str:
     if not (RESULTS / IMPORTANCE).exists():
         return ""
     record = load(IMPORTANCE)
-    if "calibration" not in record:  # a record of an earlier version
+    settings = list(record["networks"].values())
+    if any("calibration" not in one for one in settings):  # a record of an earlier version
         return ""
     columns = [
         (f"{name}, {point}", found["criteria"])
@@ -142,12 +143,13 @@ def importance_section() -> str:
     )
     parts = [
         "## Importance and the loss after removal",
-        f"`benchmarks/importance.py` removes random parts (up to 60 %) of single groups, {record['removals']} times at three\n"
+        f"`benchmarks/importance.py` removes random parts (up to 60 %) of single groups, {settings[0]['removals']} times at three\n"
         "points of training, and compares the measured increase of the loss on other batches with the prediction of each\n"
         "criterion. Each entry: rank correlation over all removals / ratio of the 90th to the 10th percentile of the slopes of\n"
         "the groups / ratio of the largest to the smallest slope. *corrected* is what the solver uses: the variance of the sum\n"
         "of w g, divided by the share of the channels that remain. *joint* has the covariances of the removed channels.\n"
-        f"*calibrated* multiplies each group by a factor from {record['calibration']} other removals on other batches.",
+        f"*calibrated* multiplies each group by a factor from {settings[0]['calibration']} other removals on other batches,\n"
+        "which is the cost of that many forward passes for each group.",
         table(["criterion", *(name for name, _ in columns)], rows),
         f"Goals: correlation of at least {CORRELATION_GOAL}, slopes within a factor of {SLOPE_GOAL} between groups (largest\n"
         f"to smallest): {goals}.",

@@ -241,7 +241,9 @@ def study_task(name: str, task: Task, options: Any) -> dict[str, Any]:
                 f"{row['slope_ratio_p90_p10']:8.2f}, max/min {row['slope_ratio_max_min']:8.2f}",
                 flush=True,
             )
-    return {"commit": commit(), "groups": len(graph.prunable), "removals": options.removals, "points": points}
+    names = ("steps", "batches", "evaluated", "removals", "calibration")
+    settings = {name: getattr(options, name) for name in names}
+    return {"commit": commit(), "groups": len(graph.prunable), **settings, "points": points}
 
 
 def main() -> None:
@@ -278,10 +280,6 @@ def main() -> None:
         {
             "what": "rank correlation and slopes of predicted and measured increase of the loss over random removals",
             "environment": machine(commit=commit()),
-            "steps": options.steps,
-            "batches": options.batches,
-            "removals": options.removals,
-            "calibration": options.calibration,
             "networks": {**old, **found},
         },
         options.out,
