@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -26,16 +25,6 @@ def test_a_model_and_an_example_input_are_enough(example_input: Any) -> None:
     assert made.example_input is example_input
     assert (made.loss, made.train_batches, made.evaluate, made.evaluate_held_out) == (None, None, None, None)
     assert check_input([INPUT]) == (INPUT,)
-
-
-def test_a_task_is_frozen_and_equal_to_itself_only() -> None:
-    one, other = task(), task()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.name = "changed"  # type: ignore[misc]
-    assert one == one
-    assert len({one, other}) == 2
-    with pytest.raises(BadTask):
-        dataclasses.replace(one, name="")
 
 
 @pytest.mark.parametrize(

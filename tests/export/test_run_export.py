@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from ecc.constants import EXPORT_FORMATS
-from ecc.errors import BadFile, BadTask, CannotExport
+from ecc.errors import BadFile, CannotExport
 from ecc.export import onnx_tools, run_export
 from ecc.export.formats import FORMATS, Format
 from ecc.export.model_card import escape, model_card
@@ -129,26 +129,6 @@ def test_any_network_can_be_written_hooks_included(suffix: str, tmp_path: Path) 
     assert len(net.conv1._forward_hooks) == 1
     with pytest.raises(CannotExport, match=r"is no export format; use \.pt2, \.onnx, \.torchscript"):
         export_model(net, torch.randn(1, 3, 8, 8), tmp_path / "net.bin")
-
-
-def test_wrong_requests_are_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
-    before = names(run)
-    for error, message, task, options in (
-        (CannotExport, "format 'tflite' is unknown; choose one of", small_task(), {"formats": ["tflite"]}),
-        (CannotExport, "int8 files are made from the ONNX file", small_task(), {"int8": "static"}),
-        (BadFile, "compressed the task 'small', but the given task is 'other'", small_task(name="other"), {}),
-        (BadTask, "no train_batches", small_task(train_batches=None), {"formats": ["onnx"], "int8": "static"}),
-        (BadFile, "File name too long", small_task(), {"output": tmp_path / ("a" * 300)}),
-    ):  # fmt: skip
-        with pytest.raises(error, match=message):
-            export_run(run, task, **options)  # type: ignore[arg-type] # mixed
-    with pytest.raises(BadFile, match=r"cannot read .*summary\.json: No such file.*Give the folder of a finished run"):
-        export_run(tmp_path / "nothing", small_task())
-    for text in ("{", "[]", "[" * 100_000, '{"task": "small", "budgets": 3}'):
-        (run / "summary.json").write_text(text)
-        with pytest.raises(BadFile, match=r"summary\.json is not"):
-            export_run(run, small_task())
-    assert names(run) == before
 
 
 def test_a_network_that_cannot_run_is_refused(run: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.killing import RECIPES, can_run, difference
+from faults.killing import RECIPES, can_run
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKILL")
 ROOT = Path(__file__).parents[2]
@@ -30,17 +30,3 @@ def test_a_killed_command_that_is_repeated_has_the_same_result(tmp_path: Path) -
     assert [failure for tally in tallies.values() for failure in tally["failures"]] == []
     assert set(tallies) == set(counts) >= {"profile", "fit", "compress", "compare", "export"}
     assert all(tally["kills"] == 2 and tally["while_writing"] == 1 for tally in tallies.values())
-
-
-@pytest.mark.parametrize(
-    ("after", "words"),
-    [
-        ({"a": [1, {"b": 2}]}, ""),
-        ({"a": [1, {"b": 3}]}, "/a/1/b is 3, not 2"),
-        ({"a": [1]}, "/a is [1], not [1, {'b': 2}]"),
-        ({}, "/a is missing"),
-        ({"a": [1, {"b": 2}], ".x.tmp": "folder"}, "/.x.tmp is left over"),
-    ],
-)
-def test_the_first_difference_of_two_results(after: dict[str, object], words: str) -> None:
-    assert difference({"a": [1, {"b": 2}]}, after) == words

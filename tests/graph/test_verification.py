@@ -21,7 +21,6 @@ from ecc.graph.numerics import (
     allowed_difference,
     materialize,
     other_inputs,
-    plain_state,
     randomize_constants_,
     relative_error,
     run_without_randomness,
@@ -435,15 +434,6 @@ def test_constant_tensors_get_random_values() -> None:
     randomize_constants_(net, torch.Generator().manual_seed(0))
     assert all(len(tensor.unique()) == 6 for name, tensor in net.state_dict().items() if name != "num_batches_tracked")
     assert bool((net.running_var > 0).all())
-
-
-def test_a_call_counter_changes_the_plain_state_and_the_mode_does_not() -> None:
-    net = nn.Linear(2, 2)
-    before = plain_state(net)
-    net.eval()
-    assert plain_state(net) == before
-    net.calls = 1  # type: ignore[assignment]
-    assert plain_state(net) != before
 
 
 def test_meta_tensors_get_random_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,31 +153,6 @@ def test_a_real_self_test_on_the_cpu() -> None:
 
 
 # --- the network and its device ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("covers", "device_id", "device"),
-    [
-        (("cuda",), "GPU-uuid-1", "cuda:1"),
-        (("cuda",), "", "cuda"),
-        ((), "", "cuda"),
-        (("cpu",), "", "cpu"),
-        (("cpu", "mps"), "", "cpu"),
-        (("xpu",), "", None),
-    ],
-)
-def test_the_network_runs_on_the_device_of_the_meter(
-    monkeypatch: pytest.MonkeyPatch, covers: tuple[str, ...], device_id: str, device: str | None
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k.index}"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU {k}")
-    info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
-    assert doctor._device_for(info) == (None if device is None else torch.device(device))
-    machine = doctor._machine()
-    assert machine["gpus"] == "GPU 0, GPU 1"
-    assert {"cudnn", "driver"} <= set(machine)
 
 
 def test_every_meter_that_works_is_tested_closed_and_written_as_json(works: Works) -> None:

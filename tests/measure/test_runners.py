@@ -419,24 +419,3 @@ def test_versions_are_recorded_without_host_and_user() -> None:
     assert set(found) == {"ecc", "python", "torch", "system", "threads"}
     assert platform.node() not in " ".join(found.values())
     assert set(environment(None)) == {"ecc", "python", "torch", "system"}
-
-
-@pytest.mark.parametrize(
-    ("file", "nvml", "driver"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC version 12\n", None, "550.54.15"),
-        ("something else\n", None, "unknown"),
-        (None, None, "unknown"),
-        (None, "580.1.2", "580.1.2"),
-        (None, b"580.1.2", "580.1.2"),
-    ],
-)
-def test_the_driver_version_comes_from_linux_or_nvml(
-    file: str | None, nvml: str | bytes | None, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = SimpleNamespace(nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: nvml)
-    monkeypatch.setitem(sys.modules, "pynvml", None if nvml is None else library)  # None: not installed
-    if file is not None:
-        (tmp_path / "driver" / "nvidia").mkdir(parents=True)
-        (tmp_path / "driver" / "nvidia" / "version").write_text(file)
-    assert environment("cuda", proc=tmp_path)["driver"] == driver

@@ -196,13 +196,6 @@ def test_a_task_needs_a_gpu_if_it_computes_on_one(device: str | None, gpus: int,
     assert str(cluster) == f"2 machines, 16 CPUs and {gpus} GPUs"
 
 
-def test_a_device_that_ray_cannot_give_is_refused() -> None:
-    with pytest.raises(EccError, match="the Ray cluster has no GPU"):
-        Cluster(FakeRay(CPU=16), "cuda")
-    with pytest.raises(EccError, match="use --device cuda"):
-        Cluster(FakeRay(CPU=16, GPU=2), "cuda:1")
-
-
 def test_a_task_that_dies_again_and_again_is_a_failure_and_the_others_continue() -> None:
     crash = Errors.WorkerCrashedError("out of\nmemory")
     references = [crash, Errors.RayTaskError(crash), Outcome(), Outcome("infeasible")]  # the second awaited the first

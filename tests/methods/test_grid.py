@@ -109,21 +109,6 @@ def test_frozen_modules_are_not_pruned_by_any_method_and_scratch_trains_the_widt
             job._method(GridRun("scratch", "65%", 0), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"methods": ["magic"]}, "unknown method 'magic'"),
-        ({"methods": []}, "at least one method"),
-        ({"methods": ["scratch"]}, "compare ecc as well"),
-        ({"budgets": ["sixty"]}, "sixty"),
-        ({"budgets": ["params=50%", "params=50"]}, "'params=50%' and 'params=50' would share a folder"),
-    ],
-)
-def test_bad_comparisons_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(EccError, match=message):
-        grid(**changes)
-
-
 def test_the_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     grid(**ONE, values={"pretrain_steps": 0}).run(root)

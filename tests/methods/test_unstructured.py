@@ -162,14 +162,6 @@ def test_a_run_that_is_stopped_in_every_phase_ends_bit_for_bit_the_same(tmp_path
     assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("settings", [{"kd_weight": 0.0}, {"prune_steps": 1, "finetune_steps": 0}], ids=str)
-def test_phases_can_be_left_out(tmp_path: Path, settings: dict[str, Any]) -> None:
-    result = sparse_job("40%", **settings).run(tmp_path / "run")
-    assert result.summary.met
-    assert result.summary.scores == {}
-    assert not (tmp_path / "run" / "dense.safetensors").exists()
-
-
 # ---------------------------------------------------------------- budgets and refusals
 
 

@@ -80,16 +80,6 @@ def test_the_speed_is_that_of_the_phase_in_this_session() -> None:
     assert view._picture().plain == "finetune step 200 of 1500  loss 1.2500  2 min left in total"
 
 
-def test_several_budgets_and_weights() -> None:
-    view = planned(terminal(), Clock())
-    view.plan(ENDS, [Budgeted(limit=0.0095), Budgeted("params", "", "counted", limit=30_000)], FULL)
-    cost = {"energy": 0.0125, "params": 31_000.0}
-    view.log(to_builtins(SolverLine(step=1, cost=cost, target=0.013, energy_dual=None, nonzeros={"a": 2, "b": 16})))
-    assert view._picture().plain == (
-        "energy 12.5 mJ (predicted), schedule 13.0 mJ, budget 9.50 mJ; params 31.0 k (counted), budget 30.0 k  ▃█"
-    )
-
-
 def test_other_outputs_get_a_line_now_and_then() -> None:
     file, clock = io.StringIO(), Clock()
     with planned(Console(file=file, width=40), clock) as view:
@@ -107,19 +97,6 @@ def test_other_outputs_get_a_line_now_and_then() -> None:
         "energy 12.5 mJ (predicted), schedule 13.0 mJ, budget 9.50 mJ",
         "a table",
     ]
-
-
-def test_without_a_console_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with planned(None, Clock()) as view:
-        view.say("a line")
-        view.show("a table")
-        view.log(to_builtins(SOLVER))
-        view.log(train("prune", 50, 350))
-    with ProfileProgress(None) as profile:
-        assert profile.so_far("a.profile") == "nothing was measured yet."
-        profile(Progress(done=10, total=20, label="measured", sample=sample(1), message="hello"))
-    assert profile.so_far("a") == "10 of 20 samples are in a. Run the same command again to resume."
-    assert capsys.readouterr() == ("", "")
 
 
 # ---------------------------------------------------------------- profiles
@@ -154,15 +131,3 @@ def test_a_line_of_a_profile_comes_every_ten_samples() -> None:
     assert lines[0] == "10 of 50 samples, 24.7 mJ ±0.4 % (measured), fit error 2.3 %, reference ±0.4 %, 3 min left"
     assert lines[3].endswith("40 s left")
     assert lines[4].endswith("reference ±0.4 %")
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_messages_of_a_profile_are_always_shown(is_terminal: bool) -> None:
-    screen = Screen(is_terminal=is_terminal)
-    with screen.view:
-        screen.show(20, sample=sample(1, 0.02471), error=0.023, message="sample 3 failed [sic]")
-    text = screen.text.getvalue()
-    assert "sample 3 failed [sic]" in text
-    if is_terminal:
-        assert "20/50" in text
-        assert "24.7 mJ (measured), fit error 2.3 %" in text

@@ -230,14 +230,6 @@ def test_a_damaged_line_is_named_and_read_again_after_repair(tmp_path: Path) -> 
     assert follower.read(file).now == ("finetune", 3)
 
 
-def test_a_limited_number_of_histories_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Follower, "MAX_FOLLOWED", 2)
-    follower, files = Follower(), [write_history(tmp_path / name, 3) for name in "abc"]
-    first = [follower.read(file) for file in files]
-    again = [follower.read(file) for file in files]
-    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
-
-
 @pytest.mark.parametrize(("groups", "points"), [(1, 240), (50, 240), (100, 120), (9000, 2)])
 def test_width_duals_of_many_groups_have_fewer_points(groups: int, points: int) -> None:
     history = History()

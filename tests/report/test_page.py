@@ -121,17 +121,6 @@ def test_several_budgets_in_words(tmp_path: Path) -> None:
         load_report(tmp_path / "front")
 
 
-def test_the_next_step_is_the_exact_command(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", task="net.py:build")
-    assert "Next: export ecc export run --format onnx --task net.py:build" in text_of(folder)
-    session = {"command": "python train.py"}
-    write_record(folder / "environment.json", {"sessions": [session]})
-    assert 'result.export("onnx")' in text_of(folder).replace("&#34;", '"')
-    session = {"command": "ecc compress digits --budgets 80%,50% -o 'my runs'"}
-    write_record(folder / "environment.json", {"sessions": [session]})
-    assert load_report(folder).runs[0].export_command == "ecc export 'my runs/run' --format onnx"
-
-
 def test_a_score_that_rises_is_explained(tmp_path: Path) -> None:
     assert "also train the network, for 50 batches" in text_of(write_run(tmp_path / "higher", score=0.99))
     assert "also train the network" not in text_of(write_run(tmp_path / "lower", score=0.97))

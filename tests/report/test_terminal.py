@@ -44,7 +44,7 @@ from ecc.report.load import load_grid
 from ecc.run_records import BudgetResult
 from graph.cases import conv, named, traced
 from measure.profile_cases import profile_of, reference, sample, small_graph
-from report.folders import Budgeted, energy_model, make_summary, sparse_summary, write_grid
+from report.folders import Budgeted, energy_model, make_summary, write_grid
 
 
 def shown(what: RenderableType, width: int = 200) -> str:
@@ -91,19 +91,6 @@ def test_the_graph_table_has_every_group_and_reason(name: str) -> None:
     assert "not verified." in text
     verified = terminal.graph_table(replace(graph, max_relative_diff=2.9e-7), "x")
     assert "verified: max relative difference 3e-07." in words(verified)
-
-
-def test_the_graph_table_names_producers_and_consumers() -> None:
-    _, _, graph = traced("residual")
-    text = shown(terminal.graph_table(graph, "x"))
-    assert cells(text, "stem")[:3] == ["stem", "8", "conv1"]
-    assert cells(text, "conv2")[:2] == ["conv2", "head"]  # one name per line
-    first = terminal.graph_summary(graph)["groups"][0]
-    assert (first["producers"], first["per_channel"]) == (("stem", "conv2"), ("bn2",))
-    assert first["consumers"] == ("conv1", "head")
-    assert cells(shown(terminal.graph_table(traced("pixel shuffle")[2], "x")), "stem")[1] == "3 (12 ch.)"
-    heads = named(stem=conv(3, 8), **{f"head{i}": conv(8, 4, 1) for i in range(1)})
-    assert "stem" in shown(terminal.graph_table(trace_channels(heads, torch.randn(1, 3, 8, 8)), "x"))
 
 
 def test_the_graph_table_does_not_divide_names_in_a_narrow_terminal() -> None:
@@ -274,13 +261,6 @@ def test_the_summary_of_a_measured_profile_has_noise_and_drift() -> None:
     assert lines[-1].startswith("warning: the reference drifted too much")
 
 
-def test_a_profile_says_if_narrow_networks_save_little() -> None:
-    profile = profile_of(reference(1.0), sample(0, 0.97))
-    assert "the narrowest network still uses 97% of the dense energy" in terminal.profile_text(profile, "a")
-    wide = profile_of(reference(1.0), replace(sample(0, 0.97), widths=profile.header.full_widths))
-    assert "narrowest" not in terminal.profile_text(wide, "a")
-
-
 # ---------------------------------------------------------------- ecc fit
 
 
@@ -362,14 +342,6 @@ def test_the_result_table_of_other_runs() -> None:
     many = make_summary(widths=dict.fromkeys(full, 4), full_widths=full)
     assert "layer11 4/8 and 3 more." in words(terminal.compress_table(many, "run"))
     assert "Widths: unchanged." in words(terminal.compress_table(make_summary(widths=full, full_widths=full), "run"))
-
-
-def test_the_result_table_of_unstructured_pruning() -> None:
-    text = shown(terminal.compress_table(sparse_summary(), "run"))
-    assert cells(text, "prunable weights (counted)")[1:] == ["1.54 k", "364"]
-    assert "Nonzero weights: conv.weight 300/900, fc.weight 64/640." in text
-    assert "76.4 % of the weights are zero." in text
-    assert "sparse.safetensors, nonzeros.json" in text
 
 
 # ---------------------------------------------------------------- ecc compare and export

@@ -44,19 +44,6 @@ def test_bundled_tasks_are_built_by_name_and_seeded(name: str) -> None:
         assert torch.equal(task.example_input, other.example_input)
 
 
-@pytest.mark.parametrize(
-    ("spec", "option", "value"),
-    [
-        ("digits", "data", "."),
-        ("timm:x", "weights", "w"),
-        ("a.py:f", "image_size", (8, 8)),
-        ("digits", "batch_size", 3),
-    ],
-)
-def test_options_of_bundled_networks_are_refused_elsewhere(spec: str, option: str, value: Any) -> None:
-    assert f"takes no {option.replace('_', ' ')}; only the bundled networks alexnet" in refusal(spec, **{option: value})
-
-
 # ---------------------------------------------------------------- networks of other libraries
 
 
