@@ -18,6 +18,7 @@ from ecc.methods import BudgetController, Ecc, Greedy, MeasuredCost, Method, Pru
 from ecc.methods.base import magnitudes
 from ecc.methods.budget_controller import CHECKPOINTS, MAX_CORRECTIONS, TOLERANCE_BAND, initial_targets
 from ecc.records import to_builtins
+from ecc.run_records import CostCheck
 from methods.jobs import WIDE, example_of, true_model, wide, wrong_model
 from methods.works import work_of
 
@@ -145,6 +146,29 @@ def test_targets_are_corrected_by_the_measured_error_less_a_margin(relative_ci: 
         )
         assert check.targets["params"] == limits[1]  # exact
     assert check.measured["energy"] <= (1 - margin) * limits[0] * 1.005
+
+
+def test_noisy_readings_near_the_band_are_repeated_and_averaged() -> None:
+    graph, noise = work_of("residual").graph, 0.01
+    true = true_model(graph)
+
+    def result(seed: int, relative_ci: float) -> tuple[float, list[CostCheck]]:
+        random = torch.Generator().manual_seed(seed)
+
+        def measure(widths: Mapping[str, int]) -> MeasuredCost:
+            factor = 1 + noise * float(torch.randn((), generator=random))
+            return MeasuredCost({"energy": factor * true.at(widths)}, "measured", relative_ci)
+
+        control = Control(Ecc(), [wrong_model(graph, 0.9)], [0.5 * true.dense_profiled], measure, "residual")
+        checks = control.run().checks
+        return true.at(checks[-1].widths) / control.limits[0], checks
+
+    once, often = ([result(seed, ci) for seed in range(4)] for ci in (0.007, 2 * noise))
+    last = [found[-1] for _, found in often]
+    assert all(check.relative_ci is not None and check.relative_ci < 0.0083 for check in last)  # means of six readings
+    miss = {name: [abs(share - 0.99) for share, _ in some] for name, some in (("once", once), ("often", often))}
+    assert sum(miss["often"]) < sum(miss["once"])
+    assert all(len(found) <= 12 for _, found in once)
 
 
 def test_energy_and_latency_are_corrected_separately() -> None:

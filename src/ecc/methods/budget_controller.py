@@ -52,6 +52,13 @@ TOLERANCE_BAND = (0.98, 1.0)
 MAX_CORRECTIONS = 6
 """Corrections after the end of the schedule."""
 
+CONFIRMED_CI = 0.008
+"""Readings with a wider confidence interval, as those of clocks, are repeated where they are near the band: with one
+noisy reading, the network that is chosen is more often one that was read too high."""
+
+MAX_CONFIRMATIONS = 6
+"""Most readings of one network that are averaged."""
+
 CANDIDATES = (0.0, 0.003, 0.006, 0.012, 0.02, 0.035, 0.06, 0.1)
 """Relative distances from the present targets, on both sides, for which the method is asked for proposals."""
 
@@ -154,6 +161,9 @@ class BudgetController:
             return
         check = self._check(widths, 1.0 if progress is None else progress)
         self.checks.append(check)
+        if is_final and (mean := self._confirmed(check)) is not check:
+            check = mean
+            self.checks.append(check)  # the last one is that of the result
         if progress is not None:
             while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
                 self._next_checkpoint += 1  # a short schedule passes several at once
@@ -196,10 +206,10 @@ class BudgetController:
         found = self._search(first, readings, progress)
         if self._chosen is not None and self._can_reach(self._chosen.check.widths):
             found.append(self._chosen)  # the best one of the checkpoint before
-        _, top, _ = self._aim()
-        fitting = [one for one in found if one.ratio <= top]
+        fitting = [one for one in found if one.ratio <= self._top(one.check)]
         if not any(one.ratio >= self._band[0] for one in fitting):
-            fitting += self._measure_again([one for one in found if top < one.ratio <= self._band[1]], progress)
+            near = [one for one in found if self._top(one.check) < one.ratio <= self._band[1]]
+            fitting += self._measure_again(near, progress)
         best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
         is_good = best in fitting and best.ratio >= self._band[0]
         is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
@@ -238,11 +248,24 @@ class BudgetController:
             widths, targets = self._most_probable(choices)
             check = self._check(widths, progress)
             self.checks.append(check)
+            check = self._confirmed(check)
             found.append(_Bracket(targets, self._ratio(check), check))
-            low, top, _ = self._aim()
+            low, top, _ = self._aim(check.relative_ci)
             if low <= found[-1].ratio <= top:
                 break
         return found
+
+    def _confirmed(self, check: CostCheck) -> CostCheck:
+        """The mean of several readings of a network near the band, if one has a wide confidence interval."""
+        readings, mean = [check], check
+        while len(readings) < MAX_CONFIRMATIONS and (mean.relative_ci or 0.0) > CONFIRMED_CI:
+            wide = mean.relative_ci or 0.0
+            if not self._band[0] - wide <= self._ratio(mean) <= self._band[1] + wide:
+                break
+            readings.append(self._check(check.widths, check.progress))
+            self.checks.append(readings[-1])
+            mean = _mean_check(readings)
+        return mean
 
     def _measure_again(self, near: Sequence[_Bracket], progress: float) -> list[_Bracket]:
         """The cheapest of networks within the safety margin, if the mean of two readings leaves its smaller margin."""
@@ -254,9 +277,18 @@ class BudgetController:
         ratio = self._ratio(mean)
         return [_Bracket(one.targets, ratio, mean)] if ratio <= self._band[1] - _margin(mean.relative_ci) else []
 
-    def _aim(self) -> tuple[float, float, float]:
-        """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise."""
-        relative_ci = self.checks[-1].relative_ci if self.checks else None
+    def _top(self, check: CostCheck) -> float:
+        """Largest accepted ratio of a measurement."""
+        return self._band[1] - _margin(check.relative_ci)
+
+    def _aim(self, relative_ci: float | None = None) -> tuple[float, float, float]:
+        """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise.
+
+        Args:
+            relative_ci: Of the measurement; by default what is expected of the next one, after it was repeated.
+        """
+        if relative_ci is None and self.checks and (relative_ci := self.checks[-1].relative_ci) is not None:
+            relative_ci = min(relative_ci, max(CONFIRMED_CI, relative_ci / math.sqrt(MAX_CONFIRMATIONS)))
         margin = _margin(relative_ci)
         low, top = self._band[0] + margin / 3, self._band[1] - margin
         return low, top, top - (0.5 if relative_ci else 0.1) * (top - low)
