@@ -65,6 +65,10 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
 @option(
     "--quick", is_flag=True, is_eager=True, callback=_use_quick, help="Few steps, one seed, two budgets: to try it out."
 )
+@option(
+    "--protocol", type=click.Choice(PROTOCOLS), default=PROTOCOLS[0], common=False,
+    help="equal: as many batches for every method; published: each method searches as in its paper.",
+)  # fmt: skip
 @run_options(common=False)
 @option(
     "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], common=False,
