@@ -159,8 +159,12 @@ class Cells:
         before = float(values.get("seconds_before", 0.0))
         cell = {"key": key, **key, **stamps, **values, "seconds": round(seconds + before, 2)}
         name = name_of(key)
-        if "error" not in cell or name not in {name_of(one["key"]) for one in self.cells}:
-            self.cells[:] = [one for one in self.cells if name_of(one["key"]) != name] + [cell]
+        before_it = next((one for one in self.cells if name_of(one["key"]) == name), None)
+        if "error" not in cell or before_it is None:
+            if before_it is not None and not before_it.get("is_partial"):  # to see whether it was reproduced
+                numbers = {one: value for one, value in before_it.items() if isinstance(value, float)}
+                cell["previous"] = {"commit": before_it.get("commit"), **numbers}
+            self.cells[:] = [one for one in self.cells if one is not before_it] + [cell]
         if "error" not in cell:
             self.pause(key, Deadline(0)).file.unlink(missing_ok=True)
         self.write()
@@ -313,29 +317,33 @@ def run_in_processes(
     for key in wanted:
         waiting.put((key, cells.pause(key, deadline)))
     supply = Supply(waiting, found, deadline)
+    count = min(processes, len(wanted))
     workers = [
-        spawn.Process(target=work, args=(supply, *arguments), daemon=True) for _ in range(min(processes, len(wanted)))
-    ]
-    for process in workers:
-        process.start()
+        spawn.Process(target=work, args=(supply, *arguments)) for _ in range(count)
+    ]  # compilers may start others
     left = {name_of(key) for key in wanted}
-    while left and deadline.left > -SAVING:
-        if found.empty():
-            if not any(process.is_alive() for process in workers) and found.empty():
-                break
-            time.sleep(0.2)
-            continue
-        key, values, seconds = found.get()
-        left.discard(name_of(key))
-        if values is None:
-            print(f"{name_of(key)}: saved", flush=True)
-        else:
-            cell = cells.add(key, values, seconds)
-            print(json.dumps({name: one for name, one in cell.items() if name not in ("key", "widths")}), flush=True)
-    for process in workers:
-        process.join(1 if left else 10)
-        if process.is_alive():
-            process.kill()
+    try:
+        for process in workers:
+            process.start()
+        while left and deadline.left > -SAVING:
+            if found.empty():
+                if not any(process.is_alive() for process in workers) and found.empty():
+                    break
+                time.sleep(0.2)
+                continue
+            key, values, seconds = found.get()
+            left.discard(name_of(key))
+            if values is None:
+                print(f"{name_of(key)}: saved", flush=True)
+            else:
+                cell = cells.add(key, values, seconds)
+                shown = {name: one for name, one in cell.items() if name not in ("key", "widths", "group_widths")}
+                print(json.dumps(shown), flush=True)
+    finally:
+        for process in workers:
+            process.join(1 if left else 10)
+            if process.is_alive():
+                process.kill()
     cells.skipped[:] = sorted(left)
     cells.write()
 

@@ -228,6 +228,17 @@ def show(name: str, one: Experiment, results: Path, inputs: Path) -> list[str]:
     return found
 
 
+def show_grids(folder: Path) -> None:
+    """Print what is done of E1 to E4, whose records have rows of another form (`evidence.py`)."""
+    for file in sorted(folder.glob("e?.json")):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        rows = record["rows"]
+        missing, unknown = sum("missing" in row for row in rows), sum("commit" not in row for row in rows)
+        print(
+            f"{file.stem}: {record['what']}\n  {len(rows) - missing} runs done, {missing} missing; {unknown} without a commit"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=585.0, help="of the whole call")
@@ -246,6 +257,7 @@ def main() -> None:
     chosen = {name: EXPERIMENTS[name] for name in options.names}
     if options.list or options.check:
         found = [text for name, one in chosen.items() for text in show(name, one, options.earlier, options.inputs)]
+        show_grids(options.earlier / "evidence")
         print("\n".join(found) or "no cell lacks anything")
         sys.exit(1 if found and options.check else 0)
     if options.unpack is not None:

@@ -44,6 +44,7 @@ from result_tables import (
 from runner_table import runner_section
 from scale_table import scale_section
 from summary_page import summary
+from vit_table import vit_section
 
 PAGE = ROOT / "RESULTS.md"
 COVERAGE_NOW = "trace_coverage_0.2.json"
@@ -258,7 +259,7 @@ below use TF32 with contiguous tensors, where pruning saves most.
 
 {origin("floors.json")}
 
-{transformer_section()}{depth_section()}{runner_section()}{section()}{paper_section()}{resnet56_section()}{llm_section()}{encoder_section()}{gpu_section()}## Overhead of a solver step
+{transformer_section()}{depth_section()}{runner_section()}{section()}{paper_section()}{resnet56_section()}{vit_section()}{llm_section()}{encoder_section()}{gpu_section()}## Overhead of a solver step
 
 Time of a training step with `EccSolver`, during pruning in a run of 20,000 steps, relative to a step with fused Adam;
 *admm, per layer* is a straightforward implementation that updates layer by layer at every step. Goals:

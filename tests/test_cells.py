@@ -80,6 +80,15 @@ def test_failed_and_partial_cells_are_run_again(cells: Any, tmp_path: Path) -> N
     assert "error" not in next(cell for cell in found.cells if cell["key"] == KEYS[1])
 
 
+def test_a_repeated_cell_shows_the_numbers_before(cells: Any, tmp_path: Path) -> None:
+    found = opened(cells, tmp_path / "x.json")
+    found.add(KEYS[0], {"accuracy": 0.93, "method_note": "a"}, 1.0)
+    again = opened(cells, tmp_path / "x.json", again=True)
+    cell = again.add(KEYS[0], {"accuracy": 0.94}, 2.0)
+    assert cell["previous"] == {"commit": cell["commit"], "accuracy": 0.93, "seconds": 1.0}
+    assert len(opened(cells, tmp_path / "x.json").cells) == 1
+
+
 def test_no_cell_starts_that_would_end_too_late(cells: Any, tmp_path: Path) -> None:
     found, ran = opened(cells, tmp_path / "x.json"), []
     seconds = {"a": 100.0, "b": 1.0}
