@@ -172,7 +172,10 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     torch.set_float32_matmul_precision("high")
-    rows = json.loads(options.out.read_text())["networks"] if options.only and options.out.exists() else {}
+    rows: dict[str, Any] = {}
+    if options.only and options.out.exists():
+        old = json.loads(options.out.read_text())
+        rows = {name: {"commit": old["environment"].get("commit", ""), **row} for name, row in old["networks"].items()}
     for name, (build, shape) in networks(device).items():
         if options.only in (None, name):
             rows[name] = {"commit": commit(), **compared(build, shape, device, options.blocks, options.steps)}

@@ -50,7 +50,7 @@ PAGE = ROOT / "RESULTS.md"
 COVERAGE_NOW = "trace_coverage_0.2.json"
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 SPREAD_GOAL = 0.1  # relative to polling nvidia-smi, at 0.5 s
-STEP_GOALS = {"step_time.json": 1.03, "step_time_cpu.json": 1.10}  # a step over one with fused Adam
+STEP_GOALS = {"step_time.json": 1.03, "step_time_cpu.json": 1.03}  # a step over one with fused Adam
 START_GOALS = (0.5, 5.0)  # seconds of `ecc --version` and help, and ratio to `python -c pass`
 DEPTH_ERROR_GOAL = 0.03
 POINTS_GOAL = 1.5  # points of accuracy lost at half of the energy
@@ -265,7 +265,9 @@ Time of a training step with `EccSolver`, during pruning in a run of 20,000 step
 *admm, per layer* is a straightforward implementation that updates layer by layer at every step. Goals:
 {steps_verdict("step_time.json")}, and {steps_verdict("step_time_cpu.json")} (processor time of one thread).
 In the MLP stack half of all weights consume prunable channels, and masking them is a pass over all of them at every
-step, which is the likely cause of its overhead.
+step, which is the likely cause of its overhead. On a CPU, masks are broadcast and products of matrices are one operator
+since the record of the GPU was made. The row of the MLP stack on a CPU was measured on a busy machine, where such ratios vary by
+a few hundredths from call to call.
 
 {step_times()}
 
