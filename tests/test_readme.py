@@ -187,6 +187,8 @@ def test_numbers_of_the_readme_are_those_of_the_records() -> None:
         f"from {dense:.1f} % to {slim:.1f} %",
     ):
         assert phrase in text
+    printed = json.loads((ROOT / "results/readme_output.json").read_text(encoding="utf-8"))["output"]
+    assert "```text\n" + "\n".join(printed) + "\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
     evidence = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     for number in re.findall(r"\d\d\.\d\d %", text):
         assert number.removesuffix(" %") in evidence

@@ -113,14 +113,14 @@ class CompressResult:
         return self.summary.met
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the HTML report of the run.
+        """Write the HTML report of the run; with several budgets, that of all of them.
 
         Args:
             path: The file; `report.html` in the run folder by default.
         """
         from ecc.report.page import write_report
 
-        return write_report(self.folder, path)
+        return write_report(self.folder.parent if self.front else self.folder, path)
 
     def export(self, *formats: str, folder: str | Path | None = None, force: bool = False) -> list[Path]:
         """Write the slim network for deployment, with a model card; every file is compared with the network.

@@ -62,6 +62,7 @@ def test_each_budget_has_a_result_that_was_measured(whole: CompressResult) -> No
         assert one.summary.scores["dense"] == whole.front[0].summary.scores["dense"]
         assert (one.folder / "slim.safetensors").exists()
     assert whole.summary == whole.front[-1].summary
+    assert "at 3 budgets</h1>" in whole.report().read_text(encoding="utf-8")
 
 
 def test_pruning_goes_on_from_one_budget_to_the_next(whole: CompressResult) -> None:

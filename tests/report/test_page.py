@@ -121,6 +121,21 @@ def test_several_budgets_in_words(tmp_path: Path) -> None:
         load_report(tmp_path / "front")
 
 
+def test_counted_costs_have_a_name_and_no_device(tmp_path: Path) -> None:
+    folder = write_front(tmp_path / "front")
+    for path in folder.glob("*/*"):
+        if path.name == "summary.json":
+            facts = json.loads(path.read_text())
+            macs = {"budget": "macs 50%", "unit": "", "label": "counted", "dense": 2e8, "result": 1e8, "limit": 1e8}
+            facts.update(budgets={"macs": {**facts["budgets"]["energy"], **macs}}, measured={}, device="")
+            path.write_text(json.dumps(facts))
+        if path.name == "energy.json":
+            path.unlink()
+    words = text_of(folder)
+    assert "Dense network 200 M MACs counted" in words
+    assert "device none, the costs are counted" in words
+
+
 def test_a_score_that_rises_is_explained(tmp_path: Path) -> None:
     assert "also train the network, for 50 batches" in text_of(write_run(tmp_path / "higher", score=0.99))
     assert "also train the network" not in text_of(write_run(tmp_path / "lower", score=0.97))
