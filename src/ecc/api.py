@@ -317,7 +317,11 @@ def compress_task(
     budgets = [budget for some in together for budget in budgets_of_workloads(some, names)]
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
-    installed = None if task_spec is None else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze))
+    installed = (
+        None
+        if task_spec is None
+        else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze), attention=settings.trace.attention)
+    )
     with open_meter(
         meter if resources else None, distributed.device, models,
         targets=targets, inference=settings.inference, task=installed,
@@ -327,7 +331,8 @@ def compress_task(
             check_run_folder(Path(folder))
             models = profile_and_fit(
                 task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
-                preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
+                preset=preset, batch=batch, freeze=freeze, attention=settings.trace.attention,
+                width_multiple=settings.width_multiple,
                 inference=settings.inference, depth=can_remove_branches(find_method(method), settings),
             )  # fmt: skip
         else:
@@ -540,7 +545,13 @@ class Inspection:
 
 
 def inspect(
-    model: nn.Module, example_input: Any, *, freeze: Sequence[str] = (), verify: bool = True, name: str | None = None
+    model: nn.Module,
+    example_input: Any,
+    *,
+    freeze: Sequence[str] = (),
+    attention: str = "heads",
+    verify: bool = True,
+    name: str | None = None,
 ) -> Inspection:
     """Show which channels of a network can be pruned, their producers and consumers, and what is frozen and why.
 
@@ -548,6 +559,7 @@ def inspect(
         model: The network.
         example_input: One batch: a tensor, a tuple (positional arguments) or a dict (keyword arguments).
         freeze: Patterns of modules whose output channels are not pruned.
+        attention: What is pruned of attention layers: whole "heads", or the "width" inside them.
         verify: Whether to compare the outputs of the masked and the slim network.
         name: Name of the network in the title; its class by default.
 
@@ -555,5 +567,5 @@ def inspect(
         An object that prints the table; its `graph` is what `trace_channels` returns.
     """
     check_model(model)
-    graph = trace_channels(model, check_input(example_input), freeze=freeze, verify=verify)
+    graph = trace_channels(model, check_input(example_input), freeze=freeze, attention=attention, verify=verify)
     return Inspection(graph, f"Channel groups of {name or type(model).__name__}")

@@ -23,6 +23,9 @@ PROTOCOLS = ("equal", "published")
 SCRATCH = "scratch"
 """In a comparison: the widths that ECC found, trained from random weights."""
 
+ATTENTION_UNITS = ("heads", "width")
+"""What is pruned of attention layers: whole heads, or the width inside heads."""
+
 EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 """What `ecc export` writes; the first is the default."""
 

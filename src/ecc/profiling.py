@@ -143,6 +143,7 @@ def profile_and_fit(
     preset: str = "default",
     batch: int | None = None,
     freeze: Sequence[str] = (),
+    attention: str = "heads",
     inference: Mapping[str, Any] | None = None,
     depth: bool = True,
 ) -> list[EnergyModel]:
@@ -163,7 +164,7 @@ def profile_and_fit(
         )
     if distributed.is_main:
         folder.mkdir(parents=True, exist_ok=True)
-        graph, example = trace_task(task, None if task.workloads else batch, freeze)
+        graph, example = trace_task(task, None if task.workloads else batch, freeze, attention)
         wanted = profile_settings(source, **(inference or {}))
         is_local = not isinstance(source, Analytic | RemoteMeter)
         device = default_device(source, wanted.runner) if is_local else None
@@ -187,7 +188,7 @@ def profile_and_fit(
                 if str(device).startswith("cuda") and "precision" not in (inference or {}):
                     chosen = replace(wanted, precision="bf16")  # as language models are deployed
                 model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
-                layers = workload_graph(task.model, graph, workload)
+                layers = workload_graph(task.model, graph, workload, attention)
                 profile(model, layers, inputs, source, path, settings=chosen, progress=view, **design)
     distributed.gather(torch.zeros(1))  # the others wait for the profile
     family = "bilinear" if preset == "paper" else "auto"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ecc.constants import MIN_WIDTH_RATIO, PHASES, PRESETS
+from ecc.constants import ATTENTION_UNITS, MIN_WIDTH_RATIO, PHASES, PRESETS
 from ecc.errors import BadMeasurement, EccError, closest
 from ecc.options import check_options, option, settings_from
 
@@ -83,6 +83,20 @@ class TrainSettings:
         check_options(self)
         if self.cuda_graph and self.precision == "fp16":
             raise EccError("cuda_graph does not support precision fp16, which rescales the loss; use bf16.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    """Settings of `trace_channels`."""
+
+    attention: str = option(
+        "heads",
+        "What is pruned of attention layers: whole heads, or the width inside them (the same columns of all heads).",
+        choices=ATTENTION_UNITS,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +217,7 @@ class CompressSettings:
     admm: AdmmSettings = field(default_factory=AdmmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     distill: DistillSettings = field(default_factory=DistillSettings)
+    trace: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
         check_options(self)

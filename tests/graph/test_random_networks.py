@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import ecc
 from ecc import ChannelGraph
+from ecc.constants import ATTENTION_UNITS
 from ecc.graph import mask_branches_, mask_channels_
 from graph.blocks.base import BLOCKS, HARD, LEAKS, NUMERIC
 from graph.exactness import assert_same_outputs, assert_same_state, assert_slim_is_exact, checked_groups
@@ -49,11 +50,11 @@ def dead_units(draw: Any, graph: ChannelGraph) -> dict[str, list[int]]:
     return dead
 
 
-def traced(drawn: Drawn, *, verify: bool = False) -> ChannelGraph:
+def traced(drawn: Drawn, *, attention: str = "heads", verify: bool = False) -> ChannelGraph:
     """The graph of a drawn network, which the trace does not change."""
     note(str(drawn.plan))
     before, mode = copy.deepcopy(drawn.net.state_dict()), drawn.net.training
-    graph = ecc.trace_channels(drawn.net, drawn.example, verify=verify)
+    graph = ecc.trace_channels(drawn.net, drawn.example, attention=attention, verify=verify)
     note(str(graph))
     assert_same_state(before, drawn.net.state_dict())
     assert drawn.net.training == mode
@@ -132,9 +133,9 @@ def test_a_block_between_two_convolutions(kind: str) -> None:
 
 
 @examples(80)
-@given(networks(without=[*LEAKS, *HARD]), st.data())
-def test_networks_of_prunable_blocks(drawn: Drawn, data: st.DataObject) -> None:
-    assert_exact(drawn, traced(drawn), data)
+@given(networks(without=[*LEAKS, *HARD]), st.sampled_from(ATTENTION_UNITS), st.data())
+def test_networks_of_prunable_blocks(drawn: Drawn, attention: str, data: st.DataObject) -> None:
+    assert_exact(drawn, traced(drawn, attention=attention), data)
 
 
 @examples(50)
@@ -144,6 +145,16 @@ def test_networks_of_all_blocks(drawn: Drawn, data: st.DataObject) -> None:
 
 
 @examples(50)
-@given(networks(), st.data())
-def test_networks_of_all_blocks_verified(drawn: Drawn, data: st.DataObject) -> None:
-    assert_exact(drawn, traced(drawn, verify=True), data)
+@given(networks(), st.sampled_from(ATTENTION_UNITS), st.data())
+def test_networks_of_all_blocks_verified(drawn: Drawn, attention: str, data: st.DataObject) -> None:
+    assert_exact(drawn, traced(drawn, attention=attention, verify=True), data)
+
+
+@pytest.mark.parametrize("kind", ["Transformer", "Heads"])
+def test_the_width_inside_heads(kind: str) -> None:
+    @examples(15)
+    @given(networks_with(kind), st.data())
+    def check(drawn: Drawn, data: st.DataObject) -> None:
+        assert_exact(drawn, traced(drawn, attention="width"), data)
+
+    check()

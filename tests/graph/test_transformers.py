@@ -178,3 +178,37 @@ def test_a_vision_transformer_with_equal_layers_is_loaded_by_transformers(tmp_pa
     for loaded in (load_pruned(tmp_path), type(net).from_pretrained(tmp_path).eval()):
         assert max_relative_diff(small, loaded, inputs) == 0
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "BERT", "BERT, eager", "ViT", "T5", "GPT-NeoX"])
+def test_the_width_inside_heads_is_prunable_exact_and_saved(name: str, tmp_path: Path) -> None:
+    from ecc.integrations.huggingface import load_pruned, save_pruned
+
+    torch.manual_seed(0)
+    build, make_inputs = MODELS[name]
+    net, inputs = build().eval(), make_inputs()
+    graph = trace_channels(net, inputs, attention="width", verify=name in ("Llama", "GPT-2"))
+    assert graph.prunable_share >= 0.9
+    queries = ("q_proj", "c_attn", "query", ".q", "query_key_value")
+    rows = [g.slices[0].index[0].tolist() for g in graph.prunable if g.name.endswith(queries)]
+    assert rows
+    assert all((one[1] == one[0] + 1) == (name == "GPT-NeoX") for one in rows)  # it fixes the number of rotary columns
+    for group in graph.prunable:
+        mask_channels_(net, graph, {group.name: range(group.width // 2)})
+    small = slim(net, graph)
+    assert max_relative_diff(net, small, inputs) < 1e-5
+    save_pruned(small, tmp_path)
+    loaded = load_pruned(tmp_path)
+    assert max_relative_diff(small, loaded, inputs) < 1e-6  # with another implementation of attention
+    if name in ("Llama", "GPT-2"):
+        options = {"max_new_tokens": 5, "do_sample": False}
+        assert torch.equal(net.generate(**inputs, **options), loaded.generate(**inputs, **options))
+
+
+def test_every_branch_of_t5_is_removed_where_heads_are_not_shared() -> None:
+    """The position bias makes one group of the heads of all layers, but not of the width inside them."""
+    torch.manual_seed(0)
+    build, make_inputs = MODELS["T5"]
+    net, inputs = build().eval(), make_inputs()
+    graph = trace_channels(net, inputs, attention="width")
+    assert len(graph.branches) == 10, graph.kept_branches

@@ -28,5 +28,6 @@ def _build_task(request: Any) -> Any:
     job = build_task(request["task"], image_size=request.get("image_size"))
     batch, device = request.get("batch"), request.get("device")
     example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
-    graph = trace_channels(job.model, example_input, freeze=tuple(request.get("freeze", ())), verify=False)
+    options = {"freeze": tuple(request.get("freeze", ())), "attention": request.get("attention", "heads")}
+    graph = trace_channels(job.model, example_input, **options, verify=False)
     return InstalledTask(job.model, graph, example_input, request["meter"], request["settings"], device)

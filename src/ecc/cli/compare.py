@@ -196,7 +196,9 @@ class GridSpec:
         """The task as it is named on the targets."""
         from ecc.measure.remote.client import InstalledSpec
 
-        return InstalledSpec(task=self.task, batch=batch, freeze=tuple(self.freeze))
+        return InstalledSpec(
+            task=self.task, batch=batch, freeze=tuple(self.freeze), attention=self.settings.trace.attention
+        )
 
     @contextmanager
     def opened(self) -> Iterator[Comparison]:
@@ -255,6 +257,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
             samples=samples,
             batch=batch,
             freeze=spec.freeze,
+            attention=spec.settings.trace.attention,
             inference=spec.settings.inference,
         )
     files = []

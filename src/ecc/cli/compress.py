@@ -244,6 +244,8 @@ def _refuse_without_effect(
         for name, typed in (("--energy", energy), ("--freeze", freeze), ("--method", method != "ecc")):
             if typed:
                 raise EccError(f"{name} applies to channels; leave it out with --unstructured.")
+    if unstructured and "attention" in settings:
+        raise EccError("--attention applies to channels; leave it out with --unstructured.")
     for name in ("importance", "solver", "uniform_floor", "depth"):
         if name in settings and (method != "ecc" or unstructured):
             raise EccError(f"--{name.replace('_', '-')} is a setting of ecc; leave it out with this method.")

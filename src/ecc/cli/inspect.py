@@ -7,17 +7,38 @@ from typing import Any
 
 import click
 
-from .options import Command, build_task, freeze_option, json_option, option, print_json, task_argument, task_options
+from ecc.settings import TraceSettings
+
+from .options import (
+    Command,
+    build_task,
+    freeze_option,
+    json_option,
+    option,
+    print_json,
+    settings_options,
+    task_argument,
+    task_options,
+)
 
 
 @click.command(cls=Command)
 @task_argument
 @task_options
 @freeze_option
+@settings_options(TraceSettings, argument="trace")
 @option("--verify/--no-verify", default=True, help="Compare the outputs of the masked and the slim network.")
 @option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the channel graph as JSON.")
 @json_option
-def inspect(task: str, freeze: tuple[str, ...], verify: bool, output: Path | None, as_json: bool, **data: Any) -> None:
+def inspect(
+    task: str,
+    freeze: tuple[str, ...],
+    trace: dict[str, Any],
+    verify: bool,
+    output: Path | None,
+    as_json: bool,
+    **data: Any,
+) -> None:
     """Show which channels of a network can be pruned, their producer and consumer layers, and what is frozen and why.
 
     \b
@@ -36,7 +57,7 @@ def inspect(task: str, freeze: tuple[str, ...], verify: bool, output: Path | Non
     if output is not None:
         refuse_other_file(output, FORMAT, "channel graph")
     job = build_task(task, **data)
-    graph = trace_channels(job.model, job.example_input, freeze=freeze, verify=verify)
+    graph = trace_channels(job.model, job.example_input, freeze=freeze, verify=verify, **trace)
     if output is not None:
         graph.save(output)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ecc.errors import EccError
-from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings
+from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, TraceSettings
 
 from .options import (
     PATH,
@@ -40,6 +40,7 @@ from .options import (
 @option("--shard", metavar="K/N", common=False, help="Samples for device K of N equal devices.")
 @settings_options(PROFILE_SETTINGS)
 @freeze_option
+@settings_options(TraceSettings, argument="trace")
 @quiet_option
 @json_option
 def profile(
@@ -54,6 +55,7 @@ def profile(
     shard: str | None,
     settings: dict[str, Any],
     freeze: tuple[str, ...],
+    trace: dict[str, Any],
     quiet: bool,
     as_json: bool,
     data: Path | None,
@@ -93,7 +95,7 @@ def profile(
     source: EnergySource
     if targets:
         wanted = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **settings})
-        installed = InstalledSpec(task=task, batch=batch, freeze=freeze, device=device, image_size=image_size)
+        installed = InstalledSpec(task=task, batch=batch, freeze=freeze, device=device, image_size=image_size, **trace)
         source = open_targets(targets, meter, task=installed, settings=wanted)
     else:
         source = find_meter(meter, device_type=device and device.partition(":")[0])
@@ -103,7 +105,7 @@ def profile(
         is_local = not targets and not isinstance(source, Analytic)
         device = (device or default_device(source, chosen.runner)) if is_local else None
         view.announce(source.describe(), ", ".join(targets) or device)
-        graph, example_input = trace_task(job, batch, freeze)
+        graph, example_input = trace_task(job, batch, freeze, **trace)
         with view:
             result = profile_task(
                 job, graph, example_input, source, output, chosen, view, device=device, **design,

@@ -256,7 +256,7 @@ class _BranchSearch:
         groups = tuple(
             group.name
             for group in self._graph.groups
-            if any(one.is_consumer for one in group.slices)
+            if any(one.masks for one in group.slices)
             and all(
                 one.tensor.startswith(prefixes) and flow.parameter_users.get(one.tensor, set()) <= dead
                 for one in group.slices

@@ -52,6 +52,14 @@ class Call:
     """Channels to freeze, and why, if its result is used. Averaged attention weights often are not."""
     summed: tuple[Tensor, ...] = ()
     """Channels that a single number is the sum of."""
+    rows: tuple[Tensor, ...] | None = None
+    """Labels of the slices of its parameters that its result is linear in (`ops.head_width.Rows`)."""
+    scores: Any = None
+    """The product that its result is scores of (`ops.head_width.Scores`)."""
+    multiplied: bool = False
+    """Whether it is a product of queries and keys that sums over their channels."""
+    number_power: float = 0.0
+    """Its result is `(d / d') ** number_power` times as large in a pruned network, since a number follows the width."""
     absorbed: set[str] = field(default_factory=set)
     """Parameters that absorb such a factor."""
 

@@ -45,8 +45,13 @@ class ParamSlice:
 
     @property
     def is_consumer(self) -> bool:
-        """Whether a zero slice here masks the channel."""
+        """Whether a layer takes the channel as input here."""
         return Role.CONSUMER in self.roles
+
+    @property
+    def masks(self) -> bool:
+        """Whether it has to be zero for the channel to be masked."""
+        return Role.CONSUMER in self.roles or Role.FACTOR in self.roles
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,13 @@ class ChannelGroup:
 
     @property
     def masked_slices(self) -> tuple[ParamSlice, ...]:
-        """The slices that are zero if a unit is masked: those of consumers, or all if `zeroed`."""
-        return self.slices if self.zeroed else tuple(one for one in self.slices if one.is_consumer)
+        """The slices that are zero if a unit is masked: those of consumers and factors, or all if `zeroed`."""
+        return self.slices if self.zeroed else tuple(one for one in self.slices if one.masks)
 
     @property
     def ranked_slices(self) -> tuple[ParamSlice, ...]:
-        """The slices from which the importance of a unit is computed: those of consumers, or all if there are none."""
-        return tuple(one for one in self.slices if one.is_consumer) or self.masked_slices
+        """The slices from which the importance of a unit is computed: those of consumers and factors, else all."""
+        return tuple(one for one in self.slices if one.masks) or self.masked_slices
 
     def layers(self, role: Role) -> tuple[str, ...]:
         """Paths of the modules that have this role for the group, in the order of the forward pass."""
@@ -97,6 +102,10 @@ class WidthScale:
     """Number of channels of the mean."""
     power: float
     offset: float = 0.0
+    axis: int = 0
+    """The axis of `ranges`."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """First index and end of the slices of the parameter that change; empty for all of it."""
 
     def factor(self, full_widths: Sequence[float], widths: Sequence[float]) -> float:
         """The factor at these widths, one per group of the graph."""

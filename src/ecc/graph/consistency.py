@@ -7,6 +7,7 @@ operators at another width (`check_order`), and reshapes to other sizes (`check_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ecc.graph.labels import Misaligned, PrunedLabels, channel_vector, compact, varying_axes
+from ecc.graph.labels import Labels, Misaligned, PrunedLabels, WidthPower, channel_vector, compact, varying_axes
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
-    from ecc.graph.ops.sums import WidthPower
     from ecc.graph.tracer import Tracer
 
 ADDS_EPS = frozenset({"add", "clamp_min", "clamp", "rms_norm"})
@@ -50,30 +50,77 @@ def check_selection(trace: Tracer, call: Call, source: Tensor, found: Sequence[T
         raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)
 
 
-def check_numbers(trace: Tracer, call: Call) -> None:
-    """Check that Python numbers in elementwise arithmetic do not depend on widths (`x / x.shape[1]`)."""
+def check_numbers(trace: Tracer, call: Call, follows: Labels = None) -> None:
+    """Check that Python numbers in elementwise arithmetic do not depend on widths (`x / x.shape[1]`).
+
+    `follows` has the channels whose number they may follow (`ops.head_width`).
+    """
     values = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float))]
     fresh = [t for t in call.tensors if t.numel() == 1 and t.device.type != "meta" and trace.labels(t) is None]
+    if trace.attention == "width" and len(fresh) == len(call.tensors):
+        return  # arithmetic with numbers, of which the result is compared where it is used
     power = getattr(call.tensors[0], "_ecc_power", None) if call.tensors else None
-    compare_numbers(trace, call, [float(v) for v in (*values, *fresh)], power)
+    found = compare_numbers(trace, call, [float(v) for v in (*values, *fresh)], power, follows=follows)
+    call.number_power = -found if call.name == "div" else found
 
 
-def compare_numbers(trace: Tracer, call: Call, numbers: list[float], power: WidthPower | None) -> None:
-    """Check that the numbers are those of the dense network, or follow the factor of the operand (eps)."""
-    trace.numbers.append((call.func, numbers, power))
+def compare_numbers(
+    trace: Tracer, call: Call, numbers: list[float], power: WidthPower | None, *, follows: Labels = None
+) -> float:
+    """Check that numbers are those of the dense network, or follow a width.
+
+    Args:
+        trace: The trace.
+        call: The operator.
+        numbers: Its numbers.
+        power: How much larger its first operand is in a pruned network, which an eps follows.
+        follows: The channels whose number d they may follow.
+
+    Returns:
+        The power p if the numbers are proportional to `d ** -p`, as an earlier attempt showed, else 0.
+    """
+    known = trace.width_numbers.get(trace.key(call), 0.0) if trace.width_numbers and follows is not None else 0.0
+    trace.numbers.append((call.func, numbers, power, None if follows is None else WidthPower(follows, known)))
     if trace.dense is None or len(trace.numbers) > len(trace.dense.numbers):
-        return
-    func, before, whole = trace.dense.numbers[len(trace.numbers) - 1]
+        return known
+    func, before, whole, scale = trace.dense.numbers[len(trace.numbers) - 1]
+    ratio = 1.0
     if power is not None and whole is not None and call.name in ADDS_EPS:
         ratio = (whole.labels.numel() / max(power.labels.numel(), 1)) ** power.power
-        same = np.allclose([number * ratio for number in before], numbers, rtol=1e-9, atol=0.0)
-    else:
+    elif scale is not None and scale.power:
+        known = scale.power
+        ratio = _kept_ratio(trace, scale.labels) ** known
+    if ratio == 1:
         same = list(map(repr, before)) == list(map(repr, numbers))  # as text, since NaN differs from itself
-    if func != call.func or not same:
-        error = ValueError(f"{before} became {numbers}")
-        why = f"{call.here}{trace.at()} uses a number that depends on the channel count"
-        stop = trace.stopped(call, error, why)
-        raise stop if power is None else Misaligned(power.labels, str(stop), line=stop.line)
+    else:
+        same = np.allclose([number * ratio for number in before], numbers, rtol=1e-9, atol=0.0)
+    if func == call.func and same:
+        return known
+    error = ValueError(f"{before} became {numbers}")
+    why = f"{call.here}{trace.at()} uses a number that depends on the channel count"
+    stop = trace.stopped(call, error, why)
+    if scale is not None and not scale.power and func == call.func:
+        stop.number_power = _power_of(before, numbers, _kept_ratio(trace, scale.labels))
+    raise stop if power is None else Misaligned(power.labels, str(stop), line=stop.line)
+
+
+def _kept_ratio(trace: Tracer, dense: Tensor) -> float:
+    """Number of some channels in the dense network, divided by their number in the pruned one."""
+    kept = _kept(trace)
+    return 1.0 if kept is None else dense.numel() / max(int(kept[dense].sum()), 1)
+
+
+def _power_of(before: list[float], after: list[float], ratio: float) -> float | None:
+    """The power of a ratio that takes some numbers to others, if it is a quarter, a half or a whole number."""
+    if ratio == 1 or len(before) != len(after):
+        return None
+    changed = [(b, a) for b, a in zip(before, after, strict=True) if a != b]
+    if not changed or any(b * a <= 0 for b, a in changed):
+        return None
+    powers = {round(4 * math.log(a / b) / math.log(ratio)) / 4 for b, a in changed}
+    power = powers.pop()
+    exact = all(math.isclose(b * ratio**power, a, rel_tol=1e-9) for b, a in changed)
+    return power if not powers and exact and len(changed) == len(before) else None
 
 
 def check_order(trace: Tracer, call: Call) -> None:

@@ -20,6 +20,7 @@ from ecc.graph.labels import Misaligned, PrunedLabels, frozen_labels
 from ecc.graph.masked_norm import use_plain_norms_
 from ecc.graph.model_copy import named_tensors, rebuild
 from ecc.graph.multihead import use_head_attention_
+from ecc.graph.ops.head_width import scores_of
 from ecc.graph.size_attributes import SizeReader, track_sizes
 from ecc.graph.tracer import Ended, Tracer
 from ecc.task import check_model
@@ -107,6 +108,8 @@ def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, train
         tracer.freeze_pending(tensor)
         if (power := getattr(tensor, "_ecc_power", None)) is not None:
             channel_labels.freeze(power.labels, "an output of the network is a mean over it")
+        if (scores := scores_of(tensor)) is not None:
+            scores.product.powers.add(scores.power)
     return tracer
 
 

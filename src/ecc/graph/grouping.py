@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ecc.graph.calls import OpRecord
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice, WidthScale
-from ecc.graph.labels import FROZEN, ChannelLabels, Role
+from ecc.graph.labels import FROZEN, ChannelLabels, Role, Scale
 from ecc.graph.structure import AffineSize, Layer, TensorShape
 
 _ROLE_ORDER = (Role.PRODUCER, Role.PER_CHANNEL, Role.CONSUMER)
@@ -85,7 +85,10 @@ class ChannelPartition:
             names = _with_parents(key[0])
             if roles and Role.CONSUMER not in roles and any(fnmatch(name, p) for name in names for p in patterns):
                 self._freeze(self.units_on(key), "frozen by the argument `freeze`")
-        self._freeze(np.flatnonzero(~self._with(Role.CONSUMER) & ~self.zeroed), "no layer consumes it")
+        maskable = self._with(Role.CONSUMER) | self.zeroed
+        for labels in self.channel_labels.factors:
+            maskable[self.unit[labels.numpy()]] = True
+        self._freeze(np.flatnonzero(~maskable), "no layer consumes it")
 
     def _with(self, role: Role) -> np.ndarray:
         """By unit: whether it is on an axis with this role."""
@@ -206,12 +209,9 @@ def build_graph(partition: ChannelPartition, tensors: Mapping[str, Tensor]) -> C
     attributes = partition.channel_labels.attributes.items()
     sizes = [(path, name, partition.size_of(labels)) for (path, name), labels in attributes]
     following = tuple(one for one in sizes if any(groups[group].frozen is None for group, _ in one[2].multiples))
-    scales = {
-        scale.target: WidthScale(scale.target, partition.size_of(scale.labels), scale.power, scale.offset)
-        for scale in partition.channel_labels.scales
-    }
+    scales = dict.fromkeys(_width_scale(partition, scale) for scale in partition.channel_labels.scales)
     changing = tuple(
-        scale for scale in scales.values() if any(groups[group].frozen is None for group, _ in scale.size.multiples)
+        scale for scale in scales if any(groups[group].frozen is None for group, _ in scale.size.multiples)
     )
     norms = tuple(
         path
@@ -219,6 +219,18 @@ def build_graph(partition: ChannelPartition, tensors: Mapping[str, Tensor]) -> C
         if any(groups[group].frozen is None for group, _ in partition.size_of(labels).multiples)
     )
     return ChannelGraph(tuple(groups), (), shapes, following, scales=changing, layer_norms=norms)
+
+
+def _width_scale(partition: ChannelPartition, scale: Scale) -> WidthScale:
+    size = partition.size_of(scale.labels)
+    if scale.slices is None:
+        return WidthScale(scale.target, size, scale.power, scale.offset)
+    ((_, axis), index), *_ = partition.channel_labels.indices(scale.slices)
+    full = partition.channel_labels.axes[scale.target, axis].size
+    bounds = np.flatnonzero(np.diff(index.numpy()) > 1) + 1
+    parts = np.split(index.numpy(), bounds)
+    ranges = tuple((int(part[0]), int(part[-1]) + 1) for part in parts)
+    return WidthScale(scale.target, size, scale.power, scale.offset, axis, () if ranges == ((0, full),) else ranges)
 
 
 def build_layers(partition: ChannelPartition, records: Sequence[OpRecord]) -> tuple[Layer, ...]:
@@ -229,6 +241,10 @@ def build_layers(partition: ChannelPartition, records: Sequence[OpRecord]) -> tu
 def _slices_by_group(partition: ChannelPartition) -> list[tuple[ParamSlice, ...]]:
     """For each group, the slices of its units, producers first."""
     found: list[list[tuple[int, ParamSlice]]] = [[] for _ in partition.groups]
+    factors = partition.channel_labels.factors
+    is_factor = np.zeros(partition.channel_labels.size if factors else 0, dtype=bool)
+    for labels in factors:
+        is_factor[labels.numpy()] = True
     for key, axis in partition.channel_labels.axes.items():
         units = partition.unit[axis.start : axis.start + axis.size]
         roles = tuple(role for role in _ROLE_ORDER if role in partition.channel_labels.roles[key])
@@ -244,7 +260,8 @@ def _slices_by_group(partition: ChannelPartition) -> list[tuple[ParamSlice, ...]
             if bool((mine[1:] < mine[:-1]).any()):
                 where = where[np.argsort(mine, kind="stable")]
             index = torch.from_numpy(where.reshape(len(partition.groups[group]), -1))
-            found[group].append((_ROLE_ORDER.index(roles[0]), ParamSlice(axis.tensor, axis.axis, roles, index)))
+            own = (*roles, Role.FACTOR) if factors and bool(is_factor[axis.start + where].any()) else roles
+            found[group].append((_ROLE_ORDER.index(roles[0]), ParamSlice(axis.tensor, axis.axis, own, index)))
     return [tuple(one for _, one in sorted(group, key=lambda item: item[0])) for group in found]
 
 

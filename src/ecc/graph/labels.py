@@ -49,6 +49,8 @@ class Role(str, Enum):
     """Computes the channel (output axis, bias)."""
     PER_CHANNEL = "per_channel"
     """Transforms each channel by itself (batch norm, depthwise convolution, layer scale)."""
+    FACTOR = "factor"
+    """Computes one factor of an inner product that sums over the channel (queries). A zero slice masks the channel."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,15 @@ class Axis:
     axis: int
     start: int
     size: int
+
+
+@dataclass(frozen=True)
+class WidthPower:
+    """A value that is `(d / d') ** power` times as large in a network with d' of the d channels."""
+
+    labels: Tensor
+    """The d channels."""
+    power: float
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,21 @@ class Scale:
     """The d channels."""
     power: float
     offset: float
+    slices: Tensor | None = None
+    """Labels of the slices of the parameter that change; None for all of it."""
+
+
+@dataclass(eq=False)
+class InnerProduct:
+    """A product of queries and keys that sums over channels. Its scale must stay that of the dense network."""
+
+    labels: Tensor
+    """The channels."""
+    rows: Tensor | None
+    """Labels of the slices of parameters in which queries and keys are linear; None if they are not known."""
+    where: str
+    powers: set[float] = field(default_factory=set)
+    """How the scores are used: they are `(d / d') ** power` times as large with d' of d channels."""
 
 
 class Misaligned(Exception):
@@ -97,6 +123,8 @@ class Misaligned(Exception):
         """The module that was running."""
         self.position: tuple[bool, int] | None = None
         """Whether this was in train mode, and the number of operators that ran before."""
+        self.number_power: float | None = None
+        """A number in this line may follow the number of channels d: it is proportional to `d ** -number_power`."""
         self.confused = confused
         """Channels whose number the code takes from others, and these others, as labels of the dense network."""
 
@@ -123,6 +151,12 @@ class ChannelLabels:
     """Parameters and attributes that change with a number of channels."""
     used: set[str] = field(default_factory=set)
     """Names of parameters that are used in another way than a `Scale` allows for."""
+    inner_products: list[InnerProduct] = field(default_factory=list)
+    """Products of queries and keys that sum over the width of heads."""
+    factors: list[Tensor] = field(default_factory=list)
+    """Labels of slices of parameters that compute one factor of such a product."""
+    used_rows: list[Tensor] = field(default_factory=list)
+    """Labels of slices of parameters that are used in another way than for such a product."""
     size: int = _FIRST_FREE
     _vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _cache: tuple[int, tuple[Tensor, Tensor, Tensor]] | None = None
@@ -190,6 +224,39 @@ class ChannelLabels:
                 why = f"{scale.target} would have to change with its width, but is used in several ways"
                 self.freeze(known.labels, why)
                 self.freeze(scale.labels, why)
+
+    def fold_scores(self) -> None:
+        """Let the slices of parameters before products of queries and keys take up the factors of their scores.
+
+        Queries and keys take up one half each, so that it does not matter whether a slice computes one or both. Freeze
+        channels where that is not possible.
+        """
+        changed = [one for one in self.inner_products if one.powers - {0.0}]
+        fixed = [one.rows for one in self.inner_products if not one.powers - {0.0} and one.rows is not None]
+        if not changed:
+            return
+        used = torch.zeros(self.size, dtype=torch.bool)
+        used[torch.cat([*self.used_rows, *fixed, torch.empty(0, dtype=torch.long)])] = True
+        power_of: dict[int, float] = {}
+        for product in changed:
+            power = next(iter(product.powers))
+            rows = () if product.rows is None else product.rows.tolist()
+            same = all(power_of.setdefault(row, power) == power for row in rows)
+            if product.rows is None:
+                why = "its queries or keys are not computed by a layer that could take up the difference"
+            elif len(product.powers) > 1 or not same or bool(used[product.rows].any()):
+                why = "what computes its queries or keys is used in another way too"
+            else:
+                self._fold(product, power)
+                continue
+            self.freeze(product.labels, f"the scale of {product.where} follows the width of heads, but {why}")
+
+    def _fold(self, product: InnerProduct, power: float) -> None:
+        assert product.rows is not None, "checked before"
+        for key, axis in self.axes.items():
+            mine = product.rows[(product.rows >= axis.start) & (product.rows < axis.start + axis.size)].unique()
+            if mine.numel():
+                self.scales.append(Scale(key[0], product.labels, -power / 2, 0.0, mine))
 
     def indices(self, labels: Tensor) -> list[Indices]:
         """Labels as indices of axes, which are the same in another trace of the same network."""

@@ -83,6 +83,8 @@ def set_sizes_(model: nn.Module, sizes: Mapping[tuple[str, str], int | float]) -
     for (path, name), size in sizes.items():
         module = model.get_submodule(path)
         setattr(module, name, (size,) if name == "normalized_shape" else size)
+        if name == "head_dim":
+            fit_attention_(module)
         if name != "num_features":
             vars(module)[SIZES] = tuple(sorted({*vars(module).get(SIZES, ()), name}))
 

@@ -134,7 +134,7 @@ def run_without_randomness(
     grad_enabled: bool | None = None,
     random_value: float = 0.25,
     slices: Mapping[str, Mapping[int, Tensor] | None] | None = None,
-    factors: Mapping[str, float] | None = None,
+    factors: Mapping[str, Tensor] | None = None,
     decisions: Decisions | None = None,
 ) -> RunResult:
     """Run a network with a constant in place of random numbers.
@@ -191,7 +191,7 @@ def _gradients(
     model: nn.Module,
     outputs: Sequence[Tensor],
     slices: Mapping[str, Mapping[int, Tensor] | None],
-    factors: Mapping[str, float],
+    factors: Mapping[str, Tensor],
 ) -> list[Tensor]:
     """Gradients of a weighted sum of all outputs, with fixed weights."""
     model.zero_grad()
@@ -212,7 +212,7 @@ def _gradients(
             continue
         for axis, index in axes.items():
             gradient = gradient.index_select(axis, to_device_of(gradient, index))
-        found.append(gradient.detach() * factors[name] if name in factors else gradient.detach())
+        found.append(gradient.detach() * factors[name].to(gradient) if name in factors else gradient.detach())
     return found
 
 

@@ -46,9 +46,9 @@ class RemovedModule(nn.Module):
                 setattr(self, name, value)
         self.training = original.training
         self.replacement = replacement
-        layers = (getattr(module, "layer_idx", None) for module in original.modules())
-        self.cache_layer: int | None = next((layer for layer in layers if type(layer) is int), None)
-        self.is_block = getattr(original, "layer_idx", None) is None
+        layers = [layer for m in original.modules() if type(layer := getattr(m, "layer_idx", None)) is int]
+        self.cache_layer: int | None = layers[0] if layers else None
+        self.is_block = len(layers) > 1  # else it has a single attention, which may be a cross-attention
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The zeros or the input that the module was replaced by."""

@@ -119,7 +119,8 @@ def follow_created(trace: Tracer, call: Call) -> None:
         vector = trace.viewed.get((call.path, int(size)))
         if position is not None and vector is not None and list(size.sources.values()) == [size]:
             path, name = next(iter(size.sources))
-            if (trace.first_equal.get(path, path), name) not in trace.constant:
+            is_known = trace.attention == "heads" or (path, name) in trace.channel_labels.attributes
+            if is_known and (trace.first_equal.get(path, path), name) not in trace.constant:
                 trace.channel_labels.size_attribute(path, name, vector)
                 shape = [-1 if axis == position else 1 for axis in range(call.out.dim())]
                 call.out._ecc_state = vector.reshape(shape).expand(call.out.shape)  # type: ignore[attr-defined]
@@ -135,11 +136,23 @@ def follow_sizes(trace: Tracer, before: Any, after: Sequence[Labels]) -> None:
         if list(size.sources.values()) == [size]:
             there = anywhere if position is None else [(after[0], position)]
             _follow_one(trace, next(iter(size.sources)), size, there)
+    if trace.attention == "width" and isinstance(before, Tensor):
+        _follow_head_width(trace, before, after[0])
     for _, size in trace.sizes:  # `embed_dim` in view(n, l, num_heads, embed_dim // num_heads)
         if any(source in following for source in size.sources):
             for source, value in size.sources.items():
                 if source not in following:
                     _follow_one(trace, source, value, anywhere)
+
+
+def _follow_head_width(trace: Tracer, before: Tensor, after: Labels) -> None:
+    """Let `embed_dim` in `view(n, l, num_heads, embed_dim // num_heads)` follow the number of channels before."""
+    for position, size in trace.sizes:
+        is_width = position is not None and after is not None and after.shape[position] == size
+        if after is None or position is None or not is_width or not varies(after, position):
+            continue
+        for source, value in size.sources.items() if len(size.sources) > 1 else ():
+            _follow_one(trace, source, value, [(before, axis) for axis in range(before.dim())])
 
 
 def _follow_one(trace: Tracer, source: tuple[str, str], value: int, axes: Sequence[tuple[Labels, int]]) -> None:

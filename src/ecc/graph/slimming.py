@@ -122,7 +122,7 @@ Slices: TypeAlias = Mapping[str, Mapping[int, Tensor] | None]
 
 def slim_and_slices(
     model: Net, graph: ChannelGraph, dead: Mapping[str, Tensor], branches: Collection[str]
-) -> tuple[Net, Slices, dict[str, float]]:
+) -> tuple[Net, Slices, dict[str, Tensor]]:
     """The network without masked units and branches, what is kept of its tensors, and the factors of scaled parameters.
 
     The result is that of `slim` if nothing else is masked, without reading the weights.
@@ -136,8 +136,7 @@ def slim_and_slices(
     kept = {name: _others(units, graph[name].width) for name, units in dead.items() if len(units)}
     gone = (group for name in branches for group in graph.branch(name).groups)
     kept |= {group: torch.zeros(0, dtype=torch.long, device="cpu") for group in gone}
-    factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
-    return _with_units(model, graph, kept, None), _kept_slices(graph, kept), factors
+    return _with_units(model, graph, kept, None), _kept_slices(graph, kept), _factors(graph, kept)
 
 
 def _others(units: Tensor, width: int) -> Tensor:
@@ -280,10 +279,10 @@ def removed_branches(model: nn.Module, graph: ChannelGraph) -> tuple[str, ...]:
 
 
 def _any_nonzero(tensors: Mapping[str, Tensor], group: ChannelGroup) -> Tensor:
-    """Whether a consumer slice of a group is not zero."""
+    """Whether a slice of a consumer or factor of a group is not zero."""
     found = torch.zeros((), dtype=torch.bool, device="cpu")
     for one in group.slices:
-        if one.is_consumer:
+        if one.masks:
             tensor = tensors[one.tensor]
             whole = one.index.numel() == tensor.shape[one.axis]
             mine = tensor if whole else tensor.index_select(one.axis, to_device_of(tensor, one.index.flatten()))
@@ -348,7 +347,7 @@ def slim_optimizer(
     new = dict(small.named_parameters())
     kept = _kept_units(model, graph, width_multiple)
     slices = _kept_slices(graph, kept)
-    factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
+    factors = _factors(graph, kept)
     names = {id(old): name for name, old in model.named_parameters()}
     _check_slimmed_alike(model, new, slices)
     gone = {id(old) for name, old in model.named_parameters() if slices.get(name, {}) is None}
@@ -377,7 +376,7 @@ def slim_optimizer(
                 "cannot be sliced. Create a new optimizer for the slim network."
             )
         new_optimizer.state[pairs.get(id(old), old)] = {
-            key: _sliced(value, axes) * factors.get(name, 1.0) ** -_order(key)
+            key: _scaled(_sliced(value, axes), factors.get(name), -_order(key))
             if _is_like(value, old)
             else copy.deepcopy(value)
             for key, value in state.items()
@@ -396,6 +395,10 @@ def _check_slimmed_alike(model: nn.Module, small: Mapping[str, Tensor], slices: 
                 f"{name} of the slim network {shapes[0]}, expected that it {shapes[1]}. "
                 "Use the same width_multiple as for slim, and call this before channels change."
             )
+
+
+def _scaled(value: Tensor, factor: Tensor | None, power: int) -> Tensor:
+    return value if factor is None else value * to_device_of(value, factor**power).to(value.dtype)
 
 
 def _order(key: str) -> int:
@@ -435,7 +438,9 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
     scales = _scales(graph, keep)
     for scale, factor in scales:
         if scale.target in tensors:
-            made[id(tensors[scale.target])].add_(scale.offset).mul_(factor).sub_(scale.offset)
+            tensor = made[id(tensors[scale.target])]
+            by = factor if not scale.ranges else _by_slice(graph, scale, factor, keep).to(tensor)
+            tensor.add_(scale.offset).mul_(by).sub_(scale.offset)
     small = rebuild(model, made)
     fit_norms_(small)
     set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
@@ -450,6 +455,26 @@ def _scales(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> list[tuple[Width
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     factors = [(scale, scale.factor(full, widths)) for scale in graph.scales]
     return [(scale, factor) for scale, factor in factors if factor != 1]
+
+
+def _factors(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For each parameter or attribute that changes its factor, in float64, which is broadcast over a parameter."""
+    found: dict[str, Tensor] = {}
+    for scale, factor in _scales(graph, keep):
+        one = torch.tensor(factor, dtype=torch.float64, device="cpu")
+        by = _by_slice(graph, scale, factor, keep) if scale.ranges else one
+        found[scale.target] = found.get(scale.target, 1.0) * by
+    return found
+
+
+def _by_slice(graph: ChannelGraph, scale: WidthScale, factor: float, keep: Mapping[str, Tensor]) -> Tensor:
+    """The factor of each slice that is kept of a parameter of which only some slices change."""
+    shape = graph.full_shapes[scale.target]
+    factors = torch.ones(shape[scale.axis], dtype=torch.float64, device="cpu")
+    for start, end in scale.ranges:
+        factors[start:end] = factor
+    kept = _slices(graph, keep).get(scale.target, {}).get(scale.axis)
+    return (factors if kept is None else factors[kept]).view([-1 if a == scale.axis else 1 for a in range(len(shape))])
 
 
 def _first_units(group: ChannelGroup) -> Tensor:

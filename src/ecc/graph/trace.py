@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ecc.errors import UntraceableModel, first_line
+from ecc.constants import ATTENTION_UNITS
+from ecc.errors import BadWidths, UntraceableModel, first_line
 from ecc.graph.branches import find_branches
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import (
@@ -40,6 +41,7 @@ from ecc.graph.model_copy import named_tensors
 from ecc.graph.ops.registry import is_moving
 from ecc.graph.slimming import with_widths
 from ecc.graph.tracer import Tracer
+from ecc.graph.unreached import freeze_unreached, unite_copies, unreached_modules
 from ecc.graph.verification import verify_graph
 from ecc.torch_utils import exact_arithmetic
 
@@ -49,7 +51,12 @@ _SMALLEST = -1  # the part that leaves two units of each group
 
 
 def trace_channels(
-    model: nn.Module, example_input: Inputs, *, freeze: str | Sequence[str] = (), verify: bool = True
+    model: nn.Module,
+    example_input: Inputs,
+    *,
+    freeze: str | Sequence[str] = (),
+    attention: str = "heads",
+    verify: bool = True,
 ) -> ChannelGraph:
     """Find which channels of a network must be pruned together, and which can be pruned.
 
@@ -60,6 +67,8 @@ def trace_channels(
         example_input: A tensor, a sequence of positional arguments or a mapping of keyword arguments. Costs are for
             its shapes.
         freeze: Patterns (`head*`, `features.0`) of modules whose outputs are not pruned.
+        attention: What is pruned of attention layers: whole "heads", or the "width" inside heads, which is the same
+            columns of all heads of a projection. Heads are pruned where the width cannot be.
         verify: Compare the outputs of the masked and the slim network (see `verify_graph`). Without it, the structure
             is still checked by tracing a pruned network.
 
@@ -67,6 +76,7 @@ def trace_channels(
         The channel graph.
 
     Raises:
+        BadWidths: If a pattern matches nothing, or `attention` is neither "heads" nor "width".
         UntraceableModel: If the network cannot run on the example input, or cannot be traced.
 
     Examples:
@@ -78,19 +88,21 @@ def trace_channels(
     refuse_untraceable(model, example_input)
     freeze = [freeze] if isinstance(freeze, str) else list(freeze)
     refuse_unknown_patterns(model, freeze)
+    if attention not in ATTENTION_UNITS:
+        raise BadWidths(f"attention={attention!r} is none of {', '.join(ATTENTION_UNITS)}.")
     with without_observer_hooks(model, *as_call(example_input)) as followed:
-        return _traced(followed, example_input, freeze, verify)
+        return _traced(followed, example_input, freeze, attention, verify)
 
 
-def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], verify: bool) -> ChannelGraph:
+def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], attention: str, verify: bool) -> ChannelGraph:
     on_meta = any(t.device.type == "meta" for t in named_tensors(model).values())
-    search = _Search(model, example_input, freeze, verify)
+    search = _Search(model, example_input, freeze, attention, verify)
     try:
         graph = search.run()
     except _NeedsValues as error:
         if on_meta:
             raise UntraceableModel(f"the network on meta tensors cannot run: {error}") from error.__cause__
-        search = _Search(model, example_input, freeze, verify, on_meta=False)
+        search = _Search(model, example_input, freeze, attention, verify, on_meta=False)
         try:
             graph = search.run()
         except _NeedsValues as again:
@@ -110,6 +122,7 @@ class _Search:
     model: nn.Module
     example_input: Inputs
     freeze: list[str]
+    attention: str
     verify: bool
     on_meta: bool = True
     choices: dict[str, int] = field(default_factory=dict)
@@ -126,6 +139,8 @@ class _Search:
     """For lines that split channels: why they cannot be split into heads."""
     constant: set[tuple[str, str]] = field(default_factory=set)
     """Attributes that do not follow the number of channels, since a pruned network did not run with them."""
+    width_numbers: dict[str, float] = field(default_factory=dict)
+    """For lines with a number that follows the width of heads: its power (see `Tracer.width_numbers`)."""
     ends: dict[bool, int] = field(default_factory=dict)
     """Number of operators after which networks are not compared (see `Tracer.end`), by whether it is train mode."""
     _train_example: Inputs | None = None
@@ -188,6 +203,10 @@ class _Search:
         for indices, why in self.frozen:
             channel_labels.freeze_indices(indices, why)
         channel_labels.freeze_unscalable()
+        channel_labels.fold_scores()
+        if self.attention == "width":
+            reached = set().union(*(p.reached for p in passes))
+            passes[0].reached |= unite_copies(channel_labels, self.model, reached)
         freeze_unreached(channel_labels, self.model, set().union(*(p.reached for p in passes)))
         return channel_labels, passes
 
@@ -206,6 +225,8 @@ class _Search:
             first_equal=self._first_equal,
             constant=self.constant,
             no_heads=self.no_heads,
+            attention=self.attention,
+            width_numbers=self.width_numbers,
         )
 
     def _pass(self, network: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
@@ -253,6 +274,8 @@ class _Search:
     def _split_into_heads(self, partition: ChannelPartition, passes: list[Tracer]) -> bool:
         """Try another interpretation of every view whose channels attention rejected; False if none is left."""
         wanted = [labels for p in passes for labels in p.wants_heads]
+        products = partition.channel_labels.inner_products  # over the width of heads, which may turn out to be frozen
+        wanted += [one.labels for one in products if partition.frozen[partition.unit[one.labels.numpy()]].any()]
         if not wanted:
             return False
         units = np.unique(partition.unit[torch.cat(wanted).numpy()])
@@ -437,6 +460,9 @@ class _Search:
 
     def _resolve(self, failure: Misaligned, partition: ChannelPartition, passes: list[Tracer]) -> bool:
         """Choose another interpretation, or freeze channels. True if the dense network must be traced again."""
+        if failure.number_power is not None and failure.line is not None and failure.line not in self.width_numbers:
+            self.width_numbers[failure.line] = failure.number_power
+            return True
         affected = np.unique(partition.unit[failure.labels.numpy()])
         affected = affected[~partition.frozen[affected]]
         if self._keep_attributes(failure.path, partition) or self._try_another(affected, passes, partition, failure):
@@ -446,6 +472,10 @@ class _Search:
             return True
         if not len(affected):
             affected = _prunable_units_near(failure.path, partition)
+            summed = [partition.unit[one.labels.numpy()] for one in partition.channel_labels.inner_products]
+            width = np.intersect1d(np.concatenate(summed), affected) if summed else affected[:0]
+            if len(width) and self._try_another(width, passes, partition, failure):  # heads instead of their width
+                return True
             if self._end_before(failure, passes, anywhere=len(affected) == int((~partition.frozen).sum())):
                 return True
         # Only units that were kept appear in a pruned network. Freeze their whole groups.
@@ -513,68 +543,3 @@ def _misaligned(channel_labels: PrunedLabels) -> Misaligned | None:
     except Misaligned as failure:
         return failure
     return None
-
-
-# --- modules that the example input does not run --------------------------------------------------
-
-
-def unreached_tensors(model: nn.Module, reached: Set[str]) -> dict[str, Tensor]:
-    """Parameters and non-scalar float buffers that are an argument of no operator, by name."""
-    buffers = {name: t for name, t in model.named_buffers() if t.is_floating_point() and t.numel() > 1}
-    return {name: t for name, t in (*model.named_parameters(), *buffers.items()) if name not in reached}
-
-
-def unreached_modules(model: nn.Module, reached: Set[str]) -> list[str]:
-    """Paths of the largest modules of which no tensor was used, and names of single unused tensors."""
-    missing = unreached_tensors(model, reached)
-    found: list[str] = []
-    for path, _ in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
-        is_idle = any(name.startswith(f"{path}.") for name in missing) and not any(
-            name.startswith(f"{path}.") for name in reached
-        )
-        if path and is_idle and not inside:
-            found.append(path)
-    return found + sorted(name for name in missing if not any(name.startswith(f"{path}.") for path in found))
-
-
-def freeze_unreached(channel_labels: ChannelLabels, model: nn.Module, reached: Set[str]) -> None:
-    """Freeze channels that may be inputs or outputs of modules that did not run.
-
-    Experts of a mixture that no item chose, or a branch that opens later, run with another input. The channels that
-    reach them are not known, so all channels of a matching number are frozen: those of the size of an input, those
-    that make it up together with others (concatenated) or several times (flattened), and those that contain it.
-
-    Args:
-        channel_labels: The labels of the passes.
-        model: The traced network.
-        reached: Names of the parameters and buffers that are an argument of some operator.
-    """
-    sizes = {axis.size for axis in channel_labels.axes.values()}
-    for name, tensor in unreached_tensors(model, reached).items():
-        module = name.rpartition(".")[0] or name
-        why = f"it may be an input of {module}, which the example input does not run. Trace with an input that runs it"
-        fitting = set(_fitting(sizes, tensor, _input_axis(model, name, tensor)))
-        for key, axis in channel_labels.axes.items():
-            if axis.size in fitting:
-                channel_labels.freeze(channel_labels.vector(*key), why)
-
-
-def _input_axis(model: nn.Module, name: str, tensor: Tensor) -> int | None:
-    """The input axis of a weight; None for tensors without one."""
-    if tensor.dim() < 2:
-        return None
-    module = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(module, nn.modules.conv._ConvTransposeNd) or tensor.shape[1] == 1:  # or depthwise
-        return 0
-    return 1
-
-
-def _fitting(sizes: Set[int], tensor: Tensor, input_axis: int | None) -> Iterator[int]:
-    """Sizes of channel axes that may be combined with a tensor."""
-    own = {size for size in tensor.shape if size > 1}
-    yield from own
-    taken = tensor.shape[input_axis] if input_axis is not None else 1
-    for size in sizes if taken > 1 else ():
-        if size > 1 and (taken % size == 0 or size % taken == 0 or taken - size in sizes):
-            yield size

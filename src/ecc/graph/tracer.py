@@ -34,12 +34,14 @@ from ecc.graph.labels import (
     Misaligned,
     PrunedLabels,
     Role,
+    WidthPower,
     compact,
     frozen_labels,
     varying_axes,
 )
 from ecc.graph.ops import registry
-from ecc.graph.ops.sums import WidthPower, follow_parameter, follow_power, parameter_of
+from ecc.graph.ops.head_width import COPIES, follow_rows, followed_channels
+from ecc.graph.ops.sums import follow_parameter, follow_power, parameter_of
 from ecc.graph.size_attributes import SizeAttribute, follow_created, follow_sizes, note_axes
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -71,8 +73,9 @@ class Tracer(TorchDispatchMode):
     """(operator, labels, sizes of the parts) of every selection of channels (slice, split, index), in order."""
     selected_from: list[Tensor] = field(default_factory=list)
     """Labels of the tensors that channels were selected from."""
-    numbers: list[tuple[OpOverload, list[float], WidthPower | None]] = field(default_factory=list)
-    """Python numbers among the arguments of elementwise operators, in order, and the factor of the operand."""
+    numbers: list[tuple[OpOverload, list[float], WidthPower | None, WidthPower | None]] = field(default_factory=list)
+    """Python numbers among the arguments of elementwise operators, in order, the factor of the operand, and the power
+    of the width that the numbers follow."""
     unusual: list[tuple[Tensor, str]] = field(default_factory=list)
     """Labels that were frozen on an axis where channels are unusual, such as a spatial one, and why."""
     wants_heads: list[Tensor] = field(default_factory=list)
@@ -93,6 +96,10 @@ class Tracer(TorchDispatchMode):
     """Attributes of modules among the sizes of the current operator, with the axis if it is known."""
     sequence: list[tuple[Any, ...]] = field(default_factory=list)
     """Operators in order, with their result shapes and the parameters among their arguments."""
+    attention: str = "heads"
+    """What is a unit of attention: "heads", or "width" for the columns of all heads."""
+    width_numbers: Mapping[str, float] = field(default_factory=dict)
+    """For lines with a number that follows the number of channels d: the power p of `d ** -p`."""
     lines: dict[int, tuple[str, type | None]] = field(default_factory=dict)
     """Line of code and class of the module of the reshapes in `sequence`, by position, in a dense network."""
     results: list[list[Any]] = field(default_factory=list)
@@ -181,6 +188,10 @@ class Tracer(TorchDispatchMode):
         if known is None or isinstance(getattr(tensor, "_ecc_state", None), tuple):
             return isinstance(getattr(tensor, "_ecc_state", None), tuple)  # a parameter with one axis
         return known
+
+    def is_scores(self, tensor: Tensor) -> bool:
+        """Whether a tensor has scores of heads, or softmax of them, and the width inside these heads is pruned."""
+        return getattr(tensor, "_ecc_is_scores", False)
 
     @property
     def module(self) -> nn.Module | None:
@@ -418,6 +429,9 @@ class Tracer(TorchDispatchMode):
                 self._written(out)
             elif rule in registry.MOVING:
                 out._ecc_base = source  # type: ignore[attr-defined]
+        if self.attention == "width":
+            moves = rule in registry.MOVING or call.name in COPIES
+            follow_rows(self, call, moves=moves, keeps_scores=moves or rule in registry.KEEPS_SCORES)
         if rule is registry.RESHAPE:
             note_axes(self, call.path, many[0])
         if self.sizes and rule in registry.MOVING and not isinstance(state, Deferred):
@@ -432,7 +446,7 @@ class Tracer(TorchDispatchMode):
             call.zero = self.is_zero(call.tensors[0])
         elif call.name in ("zeros", "new_zeros", "zeros_like", "zero"):
             call.zero = True
-        if call.power is None:
+        if call.power is None and not call.multiplied:
             follow_power(self, call, moves=moves, consumes=rule in registry.LAYERS)
         if call.out.numel() == 1:
             call.summed += tuple(labels for t in call.tensors for labels in getattr(t, "_ecc_summed", ()))
@@ -492,7 +506,8 @@ class Tracer(TorchDispatchMode):
             return self._freeze_empty(call)
         try:
             if rule is registry.POINTWISE:
-                check_numbers(self, call)
+                follows = followed_channels(self, call) if self.attention == "width" else None
+                check_numbers(self, call, follows)
             return rule(self, call)
         except Misaligned as stop:
             if isinstance(self.channel_labels, PrunedLabels):

@@ -273,7 +273,7 @@ class Check:
             yield self._compare(masked, small, slices, runs[-1], factors)
 
     def _compare(
-        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
+        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, Tensor]
     ) -> Result:
         mode = run.mode
         try:
@@ -314,7 +314,7 @@ class Check:
         return Result(0.0 if run.training else difference)
 
     def _compare_decided(
-        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
+        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, Tensor]
     ) -> Result | None:
         """The result if the networks agree with repeated decisions, None otherwise. It saves the runs without them."""
         try:
@@ -346,7 +346,7 @@ class Check:
         return AMPLIFICATION * outputs, AMPLIFICATION * relative_error(one.gradients, other.gradients, together=True)
 
     def _compare_values(
-        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
+        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, Tensor]
     ) -> tuple[float, float, float] | None:
         """Differences of outputs and of gradients if the slim network decides as the masked one (see `Decisions`).
 
@@ -450,7 +450,7 @@ class Run:
         self,
         network: nn.Module,
         slices: Slices | None = None,
-        factors: Mapping[str, float] | None = None,
+        factors: Mapping[str, Tensor] | None = None,
         decisions: Decisions | None = None,
     ) -> RunResult:
         """Outputs and gradients of a network."""

@@ -30,7 +30,7 @@ from ecc.export.model_card import model_card
 from ecc.export.slim_file import slim_from_state
 from ecc.graph import ChannelGraph
 from ecc.graph.masked_norm import MASKED_NORMS
-from ecc.graph.model_copy import whole_state
+from ecc.graph.model_copy import unsaved_tensors, whole_state
 from ecc.graph.removal import REMOVED, SIZES
 from ecc.io import write_text
 from ecc.measure.tokens import number_caches_
@@ -149,7 +149,7 @@ def save_pruned(
         raise BadTask(f"model is {type(model).__name__}; give a model of transformers.")
     state = whole_state(model)
     sizes, removed, norms = state.pop(SIZES, {}), state.pop(REMOVED, {}), state.pop(MASKED_NORMS, [])
-    plain = _plain_config(model)
+    plain = _plain_config(model, sizes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         dense = model.config
@@ -158,7 +158,8 @@ def save_pruned(
             # With the names of the modules. transformers would write the names of an older version for some models.
             options = {"max_shard_size": "1TB", "save_original_format": False}
             with no_progress_bars():
-                model.save_pretrained(folder, state_dict=_tensors_to_save(model), **options)
+                tensors = _tensors_to_save(model, with_buffers=plain is None)
+                model.save_pretrained(folder, state_dict=tensors, **options)
         finally:
             model.config = dense
         if source is not None and model.main_input_name == "pixel_values":
@@ -220,6 +221,10 @@ def load_pruned(folder: str | Path) -> nn.Module:
         dense = kind(config).to(dtype)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise BadFile(f"the model in {folder} cannot be loaded: {one_line(error)}") from None
+    for name, buffer in unsaved_tensors(dense).items():
+        if name in tensors:  # transformers keeps some buffers in float32
+            path, _, last = name.rpartition(".")
+            dense.get_submodule(path)._buffers[last] = buffer.to(tensors[name].dtype)
     plain = {SIZES: record.sizes, REMOVED: record.removed, MASKED_NORMS: record.masked_norms}
     state: dict[str, Any] = {**_tied(dense, tensors), **plain}
     small = slim_from_state(dense, state, file)
@@ -249,10 +254,14 @@ def pruned_card(summary: RunSummary, architecture: str, *, has_plain_config: boo
     return f"{card[:start]}## How to load\n\n    {plain}{use}\n"
 
 
-def _tensors_to_save(model: nn.Module) -> dict[str, Tensor]:
-    """The state without the second name of shared tensors."""
+def _tensors_to_save(model: nn.Module, *, with_buffers: bool) -> dict[str, Tensor]:
+    """The state without the second name of shared tensors; `with_buffers` with those that may have been pruned too.
+
+    transformers would take a buffer with `persistent=False`, such as the frequencies of rotary embeddings, for unknown.
+    """
     found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict().items():
+    others = unsaved_tensors(model) if with_buffers else {}
+    for name, tensor in {**model.state_dict(), **others}.items():
         found.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), (name, tensor.contiguous()))
     return dict(found.values())
 
@@ -270,8 +279,11 @@ def _tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _plain_config(model: Any) -> Any:
-    """A configuration with which transformers builds a network of exactly these shapes; None if there is none."""
+def _plain_config(model: Any, attributes: Mapping[str, Mapping[str, int | float]]) -> Any:
+    """A configuration with which transformers builds a network of exactly these shapes; None if there is none.
+
+    The attributes of its modules, by path and name, must be those that `slim` has set.
+    """
     config = copy.deepcopy(model.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
 
@@ -297,4 +309,10 @@ def _plain_config(model: Any) -> Any:
     except (ValueError, RuntimeError, TypeError, AttributeError, ZeroDivisionError):
         return None
     same = {name: tuple(tensor.shape) for name, tensor in plain.named_parameters()} == shapes
+    built = dict(plain.named_modules())
+    same &= all(
+        path in built and getattr(built[path], name, None) == value
+        for path, values in attributes.items()
+        for name, value in values.items()
+    )
     return config if same else None

@@ -109,28 +109,30 @@ def workload_input(model: nn.Module, workload: TokenWorkload, tokens: int | None
     return {"input_ids": found.to(device_of(model))}
 
 
-def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkload) -> ChannelGraph:
+def workload_graph(
+    model: nn.Module, graph: ChannelGraph, workload: TokenWorkload, attention: str = "heads"
+) -> ChannelGraph:
     """The channel graph of a network with its groups and the layers, and so the counted costs, of a workload.
 
     A decode step is traced without a cache on two tokens per sequence. All layers are linear in the number of tokens
     but the products of queries with keys and values, which are quadratic. The former are halved; the latter read the
-    whole cache.
+    whole cache. `attention` is that of the trace of the graph.
     """
-    known = _LAYERS.setdefault(model, {})
-    if workload not in known:
-        known[workload] = _traced_layers(model, graph, workload)
-    return replace(graph, layers=known[workload])
+    known, key = _LAYERS.setdefault(model, {}), (workload, attention)
+    if key not in known:
+        known[key] = _traced_layers(model, graph, workload, attention)
+    return replace(graph, layers=known[key])
 
 
-_LAYERS: WeakKeyDictionary[nn.Module, dict[TokenWorkload, tuple[Layer, ...]]] = WeakKeyDictionary()
+_LAYERS: WeakKeyDictionary[nn.Module, dict[tuple[TokenWorkload, str], tuple[Layer, ...]]] = WeakKeyDictionary()
 """Layers of networks that were traced, because the trace of a large model takes a minute."""
 
 
-def _traced_layers(model: nn.Module, graph: ChannelGraph, workload: TokenWorkload) -> tuple[Layer, ...]:
+def _traced_layers(model: nn.Module, graph: ChannelGraph, workload: TokenWorkload, attention: str) -> tuple[Layer, ...]:
     is_decode = workload.name == "decode"
     tokens = _TRACED_TOKENS if is_decode else max(workload.length, _TRACED_TOKENS)
     traced = model if is_decode else workload_model(model, workload)  # in a decode step all tokens have logits
-    found = trace_channels(traced, workload_input(model, workload, tokens), verify=False)
+    found = trace_channels(traced, workload_input(model, workload, tokens), attention=attention, verify=False)
     if [(one.name, one.width) for one in found.groups] != [(one.name, one.width) for one in graph.groups]:
         raise BadTask(
             f"the channel groups of the {workload.name} workload differ from those of the network with its example "

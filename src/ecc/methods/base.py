@@ -173,16 +173,19 @@ class Method(Protocol):
         """Restore a state, after `start`."""
 
 
-def trace_task(task: Task, batch: int | None = None, freeze: Sequence[str] = ()) -> tuple[ChannelGraph, Inputs]:
+def trace_task(
+    task: Task, batch: int | None = None, freeze: Sequence[str] = (), attention: str = "heads"
+) -> tuple[ChannelGraph, Inputs]:
     """The channel graph of a task, verified at its own batch size, and the example input as it is measured.
 
     Args:
         task: Has the network.
         batch: Items per inference; that of the example input by default.
         freeze: Modules whose output channels are not pruned, as for `trace_channels`.
+        attention: "heads" or "width", as for `trace_channels`.
     """
     example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, freeze=freeze, verify=False)
+    graph = trace_channels(task.model, example, freeze=freeze, attention=attention, verify=False)
     return verify_graph(task.model, graph, task.example_input), example
 
 

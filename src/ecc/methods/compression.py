@@ -140,7 +140,7 @@ class Compression(CompressionRunner):
         check_meter(meter, models)
         self.meter = meter if models else None
         batch = models[0].origin.batch if models and not task.workloads else None
-        self.graph, self.example_input = trace_task(task, batch, freeze)
+        self.graph, self.example_input = trace_task(task, batch, freeze, self.settings.trace.attention)
         self.batch = batch_size_of(self.example_input)
         removes = can_remove_branches(self.method, self.settings)
         could = can_remove_branches(self.method, replace(self.settings, depth=True))
@@ -166,7 +166,8 @@ class Compression(CompressionRunner):
         if workload is None:
             return self.graph
         if workload not in self.workload_graphs:
-            self.workload_graphs[workload] = workload_graph(self.task.model, self.graph, workload)
+            attention = self.settings.trace.attention
+            self.workload_graphs[workload] = workload_graph(self.task.model, self.graph, workload, attention)
         return self.workload_graphs[workload]
 
     def _resolve_budgets(self) -> tuple[list[Cost], list[float]]:

@@ -89,6 +89,7 @@ class Transformer(Block):
     repeats=one_of(1, 2),
     width=one_of(2, 4, 5),
     position=one_of("none", "rotary", "table", "mask", "scale"),
+    scaled=one_of("none", "queries", "scores", "argument"),
 )
 class Heads(Block):
     """Attention whose heads can be pruned: their number is an attribute, or found from the tensors."""
@@ -96,10 +97,19 @@ class Heads(Block):
     is_plain = False
 
     def __init__(
-        self, shape: Shape, product: str, view: str, fused: bool, heads: int, repeats: int, width: int, position: str
+        self,
+        shape: Shape,
+        product: str,
+        view: str,
+        fused: bool,
+        heads: int,
+        repeats: int,
+        width: int,
+        position: str,
+        scaled: str,
     ) -> None:
         super().__init__(shape)
-        self.product, self.view, self.position = product, view, position
+        self.product, self.view, self.position, self.scaled = product, view, position, scaled
         self.num_heads, self.kv_heads, self.repeats, self.head_dim = heads * repeats, heads, repeats, width
         self.inner, self.kv_inner = self.num_heads * width, heads * width
         self.embed = nn.Linear(self.channels, 4)
@@ -157,11 +167,14 @@ class Heads(Block):
         bias: Tensor | None = self.table
         if self.position == "mask":
             bias = torch.ones(q.shape[2], q.shape[2], dtype=q.dtype, device=q.device).tril()
+        scale = q.shape[-1] ** -0.5 if self.scaled == "argument" else None
+        if self.scaled == "queries":
+            q = q * q.shape[-1] ** -0.5
         if self.product == "sdpa" and self.repeats > 1:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True)
         k, v = k.repeat_interleave(self.repeats, 1), v.repeat_interleave(self.repeats, 1)
         if self.product == "sdpa":
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
         n, heads, length, _ = q.shape
         if self.product == "einsum":
             scores = torch.einsum("nhld,nhmd->nhlm", q, k)
@@ -169,5 +182,7 @@ class Heads(Block):
             scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).view(n, heads, length, length)
         else:
             scores = q @ k.transpose(-1, -2)
+        if self.scaled == "scores":
+            scores = scores / math.sqrt(self.head_dim if self.view == "heads" else q.shape[-1])
         weights = (scores if bias is None else scores + bias).softmax(-1)
         return torch.einsum("nhlm,nhmd->nhld", weights, v) if self.product == "einsum" else weights @ v

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 import ecc
 from ecc.errors import UntraceableModel
+from ecc.graph.channel_graph import WidthScale
 from graph.exactness import masked_and_slim, without_dropout
 
 RELATIVE, ABSOLUTE = 1e-7, 1e-12
@@ -86,7 +87,7 @@ def assert_slim_is_masked(
     kept = kept_indices(graph, dead)
     full = [group.width for group in graph.groups]
     widths = [group.width - len(dead.get(group.name, ())) for group in graph.groups]
-    factors = {scale.target: scale.factor(full, widths) for scale in graph.scales}
+    factors = [(scale, scale.factor(full, widths)) for scale in graph.scales]
     for seed, (number, training, context) in enumerate(calls):
         what = f"{'train' if training else 'eval'} mode, {context}, input {number}, without {dict(dead)}"
         wanted = called(masked, inputs[number], training, context, seed)
@@ -97,7 +98,9 @@ def assert_slim_is_masked(
         assert_close(wanted, found, f"outputs in {what}")
         if training and context == "grad":
             found = gradients(slim, {})
-            found |= {name: found[name] * factor for name, factor in factors.items() if name in found}
+            for scale, factor in factors:
+                if scale.target in found:
+                    found[scale.target] = found[scale.target] * slice_factors(graph, scale, factor, kept)
             assert_close(gradients(masked, kept), found, f"gradients in {what}")
 
 
@@ -134,6 +137,20 @@ def kept_indices(graph: ecc.ChannelGraph, dead: Mapping[str, list[int]]) -> dict
             mask = axes.setdefault(one.axis, torch.ones(size, dtype=torch.bool))
             mask[one.index[units].flatten()] = False
     return {name: {axis: mask.nonzero().flatten() for axis, mask in axes.items()} for name, axes in kept.items()}
+
+
+def slice_factors(
+    graph: ecc.ChannelGraph, scale: WidthScale, factor: float, kept: Mapping[str, Mapping[int, Tensor]]
+) -> Tensor:
+    """The factor of each remaining slice of a scaled parameter."""
+    shape = graph.full_shapes[scale.target]
+    inside = torch.zeros(shape[scale.axis], dtype=torch.bool) if shape else torch.zeros(1, dtype=torch.bool)
+    for start, end in scale.ranges or [(0, len(inside))]:
+        inside[start:end] = True
+    inside = inside[kept.get(scale.target, {}).get(scale.axis, torch.arange(len(inside)))]
+    return (
+        torch.where(inside, factor, 1.0).double().view([-1 if axis == scale.axis else 1 for axis in range(len(shape))])
+    )
 
 
 def gradients(net: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]) -> dict[str, Tensor]:

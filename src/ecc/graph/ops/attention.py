@@ -9,6 +9,7 @@ interpreted in another way (`Tracer.wants_heads`), and if there is none, the cha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -27,15 +28,19 @@ from ecc.graph.labels import (
     varying_axes,
 )
 from ecc.graph.ops.elementwise import unite_operands
+from ecc.graph.ops.head_width import end_scores, inner_product, use_rows
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 
-def product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
-    """(..., m, k) @ (..., k, n) of two activations."""
+def product(trace: Tracer, call: Call, left: Tensor, right: Tensor, numbers: Sequence[float] = ()) -> Labels:
+    """(..., m, k) @ (..., k, n) of two activations, times `numbers`."""
     inner = _inner_product(trace, call, left, right)
+    if inner is None and trace.attention == "width":
+        sides = (left, trace.labels(left), -1), (right, trace.labels(right), -2)
+        inner = inner_product(trace, call, sides, numbers)
     if inner is not None:
         trace.record(call, "matmul", call.out.numel(), [inner], [])
         return frozen_labels(call.out.shape)
@@ -62,7 +67,10 @@ def _inner_product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> La
 
 def baddbmm(trace: Tracer, call: Call) -> Labels:
     """A batched product plus a tensor."""
-    result = product(trace, call, call["batch1"], call["batch2"])
+    result = product(trace, call, call["batch1"], call["batch2"], [call["alpha"]])
+    if call.multiplied and call["beta"]:
+        end_scores(call)
+        use_rows(trace, call, [call["self"]])
     return unite_operands(trace, call, [trace.labels(call["self"]), result], call.out.shape)
 
 
@@ -79,7 +87,10 @@ def attention(trace: Tracer, call: Call) -> Labels:
     keys = call["key"].shape[-2]
     shape = torch.Size([*call.out.shape[:-1], keys])
     rejected = len(trace.wants_heads)
-    scores = _contract(trace, call, query, None if key is None else key.transpose(-1, -2), shape)
+    if trace.attention == "width" and _sums_over_width(trace, call, query, key):
+        scores = frozen_labels(shape)
+    else:
+        scores = _contract(trace, call, query, None if key is None else key.transpose(-1, -2), shape)
     if len(trace.wants_heads) > rejected and value is not None and varies(value, -1):
         trace.wants_heads.append(compact(value).reshape(-1))  # all three are split alike
     mask = call.get("attn_mask", None)
@@ -89,12 +100,26 @@ def attention(trace: Tracer, call: Call) -> Labels:
             state.bind(trace.channel_labels, scores, call.here)
         else:
             scores = cast(Tensor, unite_operands(trace, call, [scores, trace.labels(mask)], shape))
+    if call.multiplied:
+        scores = frozen_labels(shape)
     result = _contract(trace, call, scores, value, call.out.shape)
     elements, repeats = amount(call["query"], query)
     trace.record(call, "matmul", keys * repeats, [elements], [])
     elements, repeats = amount(call.out, result)
     trace.record(call, "matmul", keys * repeats, [elements], [], traffic=False)
     return result
+
+
+def _sums_over_width(trace: Tracer, call: Call, query: Labels, key: Labels) -> bool:
+    """Whether queries and keys are prunable along the width of heads."""
+    scale = call.get("scale", None)
+    sides = (call["query"], query, -1), (call["key"], key, -1)
+    found = inner_product(trace, call, sides, [] if scale is None else [scale], 0.5 if scale is None else 0.0)
+    if found is None:
+        return False
+    end_scores(call)
+    use_rows(trace, call, [call["value"]])
+    return True
 
 
 def _repeated(labels: Labels, heads: int) -> Labels:

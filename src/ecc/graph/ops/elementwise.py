@@ -106,6 +106,8 @@ def pointwise(trace: Tracer, call: Call) -> Labels | list[Labels]:
         bound = tensor._ecc_state.bind(trace.channel_labels, result, call.here)  # type: ignore[attr-defined]
         tensor._ecc_zero = bound  # type: ignore[attr-defined]
     call.zero = keeps_zero(trace, call, result)
+    if trace.attention == "width" and result is not None and any(map(trace.is_scores, tensors)):
+        result = trace.freeze(result, f"{call.here} uses it in all heads, of which the width is pruned")
     if call.in_place and trace.labels(tensors[0]) is None and result is not None and trace.is_view(tensors[0]):
         result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
     trace.record(call, "elementwise", 0, [], [])

@@ -197,6 +197,9 @@ def _mix(
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])
     shape = [1] * call.out.dim()
     shape[channel] = out_size
+    if trace.attention == "width":
+        parts = [writes] if bias is None else [writes, trace.labels(bias, Role.PRODUCER)]
+        call.rows = tuple(part.reshape(shape) for part in parts if part is not None)
     return writes.view(shape)
 
 

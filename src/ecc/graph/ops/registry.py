@@ -152,6 +152,9 @@ USES_WEIGHTS = FOLLOWING | {
 }
 """Rules that handle parameters with several axes."""
 
+KEEPS_SCORES = frozenset({elementwise.pointwise, reduce.along_axis, reduce.same})
+"""Rules of operators between the scores of attention and their product with the values, besides `MOVING`."""
+
 WEIGHTED = USES_WEIGHTS - FOLLOWING - {elementwise.pointwise}
 """Rules of layers, norms and attention, which have parameters or may have them."""
 

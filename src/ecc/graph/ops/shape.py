@@ -110,10 +110,10 @@ def reshape(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return None
-    return _split_ties(trace, call, _reshaped(labels, call.out.shape), deferred=trace.is_deferred(call.tensors[0]))
+    return _split_ties(trace, call, reshaped(labels, call.out.shape), deferred=trace.is_deferred(call.tensors[0]))
 
 
-def _reshaped(labels: Tensor, shape: torch.Size) -> Tensor:
+def reshaped(labels: Tensor, shape: torch.Size) -> Tensor:
     """`labels.reshape(shape)` that copies only the axes whose labels change."""
     blocks = reshape_blocks(labels.shape, shape)
     if blocks is None:

@@ -17,27 +17,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ecc.graph.consistency import compare_numbers
-from ecc.graph.labels import Labels, Scale, channel_vector, frozen_labels, varying_axes
+from ecc.graph.labels import Labels, Scale, WidthPower, channel_vector, frozen_labels, varying_axes
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
-
-
-@dataclass(frozen=True)
-class WidthPower:
-    """A value that is `(d / d') ** power` times as large in a network with d' of the d channels."""
-
-    labels: Tensor
-    """The d channels."""
-    power: float
 
 
 # --- masked channels are zero ------------------------------------------------------------------------

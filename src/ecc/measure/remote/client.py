@@ -49,6 +49,7 @@ class InstalledSpec:
     """As on the command line: a bundled network, or file.py:function."""
     batch: int | None = None
     freeze: tuple[str, ...] = ()
+    attention: str = "heads"
     device: str | None = None
     image_size: str | None = None
 
