@@ -182,6 +182,8 @@ def main() -> None:
             kept = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.is_file() else []
             rows = [one for one in kept if (one["runner"], one["clock"]) != (runner, clock)]
             old: dict[str, Any] = next((one for one in kept if one not in rows), {})
+            if options.only in (None, "budget") and options.profiles is None:
+                old.get("origins", {}).pop("profile", None)  # it was made anew
             rows.append({**old, **row, "origins": {**old.get("origins", {}), **row["origins"]}})
             record = {
                 "what": "latency budgets on a CPU with onnxruntime and OpenVINO",
