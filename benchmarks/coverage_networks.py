@@ -126,7 +126,7 @@ def _small_mvit() -> Iterator[None]:
     module = import_module("torchvision.models.video.mvit")
     usual = module._mvit
     frames, *size = VIDEO_INPUT
-    vars(module)["_mvit"] = lambda **options: usual(**{**options, "spatial_size": size, "temporal_size": frames})
+    vars(module)["_mvit"] = lambda **options: usual(**{**options, "spatial_size": (*size,), "temporal_size": frames})
     try:
         yield
     finally:

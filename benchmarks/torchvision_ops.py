@@ -60,8 +60,8 @@ def _loads_compiled(folder: Path) -> bool:
 
 def nms(boxes: Tensor, scores: Tensor, limit: float) -> Tensor:
     """Positions of the boxes that overlap no box with a better score by more than `limit` (intersection over union)."""
-    order = scores.argsort(descending=True, stable=True)
-    low_x, low_y, high_x, high_y = boxes[order].numpy().T
+    order = scores.detach().argsort(descending=True, stable=True)
+    low_x, low_y, high_x, high_y = boxes.detach()[order].numpy().T
     areas = (high_x - low_x) * (high_y - low_y)
     is_left = np.ones(len(areas), dtype=bool)
     kept = []

@@ -134,7 +134,7 @@ def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args:
     start = time.monotonic()
     while waiting or running:
         if waiting and args.seconds is not None and time.monotonic() - start > args.seconds:
-            args.environment["not_measured"] = sorted(network.name for network in waiting)
+            args.environment["not_measured"] = sorted(network.key for network in waiting)
             waiting = []
         free = args.memory - sum(job.network.memory_gib for job in running)
         for network in list(waiting):
@@ -349,9 +349,7 @@ def main() -> None:
     args.environment["too_large"] = sorted(n.name for n in too_large)
     wanted = [n for n in wanted if n not in too_large and (args.again or n.key not in rows)]
     settings = Settings(0.4, args.limit, args.vendor, with_torch_pruning, args.verbose)
-    start = time.monotonic()
     run(wanted, settings, rows, args)
-    args.environment["wall_seconds"] = time.monotonic() - start
     save(args, rows)
     print_table(sorted(rows.values(), key=lambda row: (KINDS.index(row["kind"]), row["name"])), missing)
 

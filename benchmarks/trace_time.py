@@ -1,10 +1,9 @@
-"""CPU time of traces by several versions of ECC and by Torch-Pruning, on the same machine in turns.
+"""CPU time of traces by several versions of ECC and by Torch-Pruning, on the same machine.
 
     python3 benchmarks/trace_time.py --sources 0.1=../v0.1/src before=../before/src now=src --out results/trace_time.json
 
-Each pair of a network and a version runs in a process of its own with one thread. The network has random weights, batch 1.
-Seconds are process time of `trace_channels` without verification, the best of three after a trace of a tiny network. The
-versions take turns, so that what else runs on the machine affects them alike.
+Each version runs in a process of its own with one thread. Networks have random weights and batch 1. Seconds are process time
+of `trace_channels` without verification, the best of three after a trace of a tiny network.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,14 @@ NETWORKS = (
 )
 
 
-def measure(name: str, tool: str) -> float:
-    """CPU seconds of the fastest of three traces of one network."""
+def measure(names: list[str], tool: str) -> dict[str, float]:
+    """CPU seconds of the fastest of three traces of each network."""
     import torch
     from coverage_networks import all_networks, build
     from torch import nn
 
     torch.set_num_threads(1)
-    network = next(one for one in all_networks()[0] if one.key.removeprefix("torchvision/") == name)
-    model, example = build(network)
+    networks = {one.key.removeprefix("torchvision/"): one for one in all_networks()[0]}
     if tool == PEER:
         import torch_pruning
 
@@ -54,32 +53,35 @@ def measure(name: str, tool: str) -> float:
     else:
         import ecc
 
-        names = inspect.signature(ecc.trace_channels).parameters
-        options = {key: False for key, one in names.items() if one.default is True}  # verification, by any name
+        parameters = inspect.signature(ecc.trace_channels).parameters
+        options = {key: False for key, one in parameters.items() if one.default is True}  # verification, by any name
 
         def trace(net: nn.Module, inputs: Any) -> None:
             ecc.trace_channels(net, inputs, **options)  # type: ignore[arg-type]
 
     tiny = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3)).eval()
     trace(tiny, torch.randn(1, 3, 8, 8))
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        trace(model, example)
-        seconds.append(time.process_time() - start)
-    return min(seconds)
+    found = {}
+    for name in names:
+        model, example = build(networks[name])
+        seconds = []
+        with suppress(Exception):  # whatever a tool raises: it has no time for this network
+            for _ in range(3):
+                start = time.process_time()
+                trace(model, example)
+                seconds.append(time.process_time() - start)
+            found[name] = min(seconds)
+    return found
 
 
-def run(name: str, tool: str, source: Path | None) -> dict[str, Any]:
-    """Measure in a process with the sources of a version; seconds, or the last line of its error."""
+def run(names: list[str], tool: str, source: Path) -> dict[str, float]:
+    """Measure in a process with the sources of a version."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    if source is not None:
-        environment["PYTHONPATH"] = str(source)
-    words = [sys.executable, "-W", "ignore", str(HERE / "trace_time.py"), "--measure", name, tool]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:200]}
-    return {"seconds": float(done.stdout.split()[-1])}
+    environment["PYTHONPATH"] = str(source)
+    words = [sys.executable, "-W", "ignore", str(HERE / "trace_time.py"), "--measure", tool, "--only", *names]
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def summary(rows: list[dict[str, Any]], tools: list[str]) -> dict[str, Any]:
@@ -108,10 +110,10 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=list(NETWORKS), help="names of networks, timm/NAME for those of timm"
     )
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(measure(*args.measure))
+        print(json.dumps(measure(args.only, args.measure)))
         return
     from machine import commit, machine, write_record
 
@@ -119,20 +121,14 @@ def main() -> None:
     environment = machine(networks=len(args.only))
     environment["command"] = f"benchmarks/trace_time.py --sources {' '.join(f'{name}=FOLDER' for name in sources)}"
     environment["commits"] = {name: commit(folder) for name, folder in sources.items()}
-    rows: list[dict[str, Any]] = []
-    if args.out.exists():  # continue
-        rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"]
     tools = [*sources, PEER]
-    for name in args.only:
-        if name in {row["name"] for row in rows}:
-            continue
-        row: dict[str, Any] = {"name": name}
-        for tool in tools:
-            row[tool] = run(name, tool, sources.get(tool, next(reversed(sources.values()))))
-        rows.append(row)
+    rows: list[dict[str, Any]] = [{"name": name} for name in args.only]
+    for tool in tools:
+        found = run(args.only, tool, sources.get(tool, next(reversed(sources.values()))))
+        for row in rows:
+            row[tool] = {"seconds": found[row["name"]]} if row["name"] in found else {}
         write_record({"environment": environment, "summary": summary(rows, tools), "rows": rows}, args.out)
-        cells = [f"{tool} {row[tool].get('seconds', float('nan')):.3f}" for tool in tools]
-        print(f"{name:34} {'  '.join(cells)}", flush=True)
+        print(tool, {name: round(seconds, 3) for name, seconds in found.items()}, flush=True)
     print(json.dumps(summary(rows, tools), indent=1))
 
 

@@ -12,6 +12,7 @@ import sys
 
 from ablation_table import ablation_section, importance_section
 from budget_table import budget_section
+from coverage_table import coverage_now
 from depth_table import depth_section, transformer_section
 from evidence_page import LONG, long_page, section
 from gpu_table import gpu_section
@@ -48,7 +49,6 @@ from trials_table import trials_section
 from vit_table import vit_section
 
 PAGE = ROOT / "RESULTS.md"
-COVERAGE_NOW = "trace_coverage_0.2.json"
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 SPREAD_GOAL = 0.1  # relative to polling nvidia-smi, at 0.5 s
 STEP_GOALS = {"step_time.json": 1.03, "step_time_cpu.json": 1.03}  # a step over one with fused Adam
@@ -173,25 +173,6 @@ def reliability_origins() -> str:
     """The commands that produced each kind of fault."""
     kinds = load("reliability.json")["kinds"].values()
     return "\n\n".join(dict.fromkeys(origin_of("reliability.json", kind["environment"]) for kind in kinds))
-
-
-def coverage_now() -> str:
-    """The run with this version, for which there was less time."""
-    found = load(COVERAGE_NOW)
-    ours, where = found["totals"]["all"]["ecc"], found["environment"]
-    rounded = [row["name"] for row in found["rows"] if row["ecc"]["status"] == "WRONG"]
-    text = (
-        f"There was time for {found['totals']['all']['networks']} networks, those of detection and video first, then the small "
-        f"ones, with {where['jobs']} processes on {where['cores']} cores and {where['limit_seconds']:g} s for each stage: "
-        f"{ours.get('exact', 0)} are\nexact and {ours.get('time limit', 0)} reached that limit."
-    )
-    if rounded:
-        text += (
-            f" {', '.join(rounded)} is recorded as WRONG: the outputs were compared in float32, where rounding decides which "
-            "boxes a detector returns. The benchmark now repeats such a comparison in float64; the network has not been "
-            "measured again on that machine."
-        )
-    return f"{text}\n\n{coverage(COVERAGE_NOW)}\n\n{origin(COVERAGE_NOW)}"
 
 
 def page() -> str:
