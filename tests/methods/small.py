@@ -18,6 +18,7 @@ from ecc.methods import (
     Uniform,
 )
 from ecc.methods.baselines.greedy import GreedyTaylor
+from ecc.methods.baselines.isomorphic import Isomorphic
 
 SMALL: dict[str, Callable[[], Method]] = {
     "ecc": Ecc,
@@ -29,5 +30,6 @@ SMALL: dict[str, Callable[[], Method]] = {
     "uniform": Uniform,
     "greedy": Greedy,
     "greedy_taylor": GreedyTaylor,
+    "isomorphic": Isomorphic,
 }
 """A new method is a row here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -98,7 +99,8 @@ def test_only_the_first_process_writes_and_a_stopped_run_resumes_bit_for_bit(fol
     assert len(sessions) == 2
     assert len({session["pid"] for session in sessions}) == 1
     summary = json.loads((folder / "whole-0" / "summary.json").read_text())
-    assert (summary["batches"]["total"], summary["relative_ci"], summary["met"]) == (2 * (2 + 16 + 3), 0.012, True)
+    assert (summary["batches"]["total"], summary["met"]) == (2 * (2 + 16 + 3), True)
+    assert summary["relative_ci"] == pytest.approx(0.012 / math.sqrt(3))  # the mean of three readings near the budget
     check_same(folder / "whole-0", folder / "parts")
 
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ecc.energy import nonzero_cost
 from ecc.errors import BadFile, EccError, EccWarning, InfeasibleBudget
+from ecc.formatting import si
 from ecc.graph import ChannelGraph, live_channels, slim, trace_channels
 from ecc.measure.meters.platform import Platform
 from ecc.methods import AdmmSettings, EccSolver, WeightSolver
@@ -361,7 +362,7 @@ def test_slim_warns_before_the_budget_is_met() -> None:
     solver = channels(net, graph)
     train(net, solver, example, range(2))
     cost, limit = float(solver.energy), solver.limits[0]
-    words = f"energy {cost:.4g} J, limit {limit:.4g}, after 10% of the 20 steps. Call step() 18 more times"
+    words = f"energy {si(cost, 'J')}, limit {si(limit, 'J')}, after 10% of the 20 steps. Call step() 18 more times"
     with pytest.warns(EccWarning, match=re.escape(words)) as caught:
         slim(net, graph)
     assert caught[0].filename == __file__
