@@ -55,7 +55,7 @@ def _conditions(found: dict[str, Any]) -> str:
         f"{totals['all']['networks']} networks, {timm} of them of timm, and {len(both)} of timm together with the earlier run below "
         f"(goal {TIMM_GOAL}: {'met' if len(both) >= TIMM_GOAL else 'missed, the machine was shared'}). Other programs used the CPU too, "
         "so all times are CPU seconds. "
-        f"Limit: {where['limit_cpu_seconds']:g} CPU seconds for each stage of each tool, and 40 for the first networks. Detectors have images of 256 pixels and at most "
+        f"Limit: {where['limit_cpu_seconds']:g} CPU seconds for each stage of each tool. Detectors have images of 256 pixels and at most "
         "100 regions, video networks 8 frames of 112 pixels where they take any size."
     )
     if where.get("operators_in_python"):
