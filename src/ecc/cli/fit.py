@@ -8,7 +8,7 @@ import click
 
 from ecc.errors import BadBudget, BadFile
 
-from .options import PATH, Command, json_option, option, print_json
+from .options import PATH, Command, json_option, option, print_json, waiting
 
 
 @click.command(cls=Command)
@@ -55,7 +55,8 @@ def fit(
     for one in parsed:
         if one.resource != resource:
             raise BadBudget(f"budget {one} is on {one.resource}, but this model predicts {resource}; leave it out.")
-    model = fit_profile(profile, family, resource=resource, allow_drift=allow_drift, curve=True)
+    with waiting(f"fitting {file.name} and cross-validating"):
+        model = fit_profile(profile, family, resource=resource, allow_drift=allow_drift, curve=True)
     written = []
     if output is not None:
         model.save(output)
@@ -63,7 +64,8 @@ def fit(
     if figures is not None:
         from ecc.report.figures import draw_fit
 
-        found = run_ablation(profile, resource=resource, allow_drift=allow_drift)
+        with waiting("comparing families and numbers of samples"):
+            found = run_ablation(profile, resource=resource, allow_drift=allow_drift)
         data = figures / f"{stem}-fit.json"
         written += [draw_fit(found, stem, figures, stem), data]
         write_text(data, to_json(found).decode() + "\n")

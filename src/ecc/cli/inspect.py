@@ -19,6 +19,7 @@ from .options import (
     settings_options,
     task_argument,
     task_options,
+    waiting,
 )
 
 
@@ -57,7 +58,8 @@ def inspect(
     if output is not None:
         refuse_other_file(output, FORMAT, "channel graph")
     job = build_task(task, **data)
-    graph = trace_channels(job.model, job.example_input, freeze=freeze, verify=verify, **trace)
+    with waiting(f"tracing {job.name}" + (" and verifying the slim networks" if verify else "")):
+        graph = trace_channels(job.model, job.example_input, freeze=freeze, verify=verify, **trace)
     if output is not None:
         graph.save(output)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -392,6 +392,13 @@ def console(*, is_shown: bool) -> Console | None:
     from rich.console import Console
 
     return Console(stderr=True) if is_shown else None
+
+
+def waiting(text: str) -> AbstractContextManager[Any]:
+    """Show what is being computed while it takes time, if stderr is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
 
 
 def describe_report(folder: Path) -> str:

@@ -8,7 +8,7 @@ import click
 
 from ecc.errors import EccError
 
-from .options import PATH, Command, option
+from .options import PATH, Command, option, waiting
 
 PORT = 8123
 
@@ -44,9 +44,13 @@ def report(folder: Path, output: Path | None, figures: Path | None, live: bool, 
         click.echo(f"{server.url} follows {folder}; Ctrl-C ends it.")
         serve(server)
         return
-    click.echo(write_report(folder, output))
+    with waiting("writing the page"):
+        page = write_report(folder, output)
+    click.echo(page)
     if figures is not None:
         from ecc.report.figures import draw_figures
 
-        for path in draw_figures(load_report(folder), figures):
+        with waiting("drawing the figures"):
+            paths = draw_figures(load_report(folder), figures)
+        for path in paths:
             click.echo(path)
