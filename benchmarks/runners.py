@@ -23,6 +23,7 @@ from cells import Cells, Deadline, Key, Paused, add_options, device_name, print_
 from torch import nn
 
 from ecc.energy import fit
+from ecc.errors import BadMeasurement
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Meter, Progress, close_meter, find_meter, profile
 from ecc.measure.profile import Profile
@@ -38,7 +39,9 @@ BATCHES = {"vit_tiny": 64, "resnet56": 512, "mobilenet_v1": 64, "erfnet": 4, "al
 """Networks that are searched, with their batch size."""
 
 SAMPLES = {"compile": 40}
-"""Samples of a profile; 90 for other runners. Fewer than 20 cannot be cross-validated."""
+"""Samples of a profile; 90 for other runners."""
+LEAST_SAMPLES = 20
+"""Fewer cannot be cross-validated."""
 SECONDS = {"model": 12.0, "search": 55.0}
 """Least time in which a cell is started: a profile is continued, a search is not."""
 
@@ -73,8 +76,11 @@ def profile_runner(
 ) -> dict[str, Any]:
     """Cross-validated error of the energy (or latency) model of one runner.
 
+    A profile that a measurement has stopped is fitted if it has enough samples; the reason is in `stopped_by`.
+
     Raises:
         Paused: If the time is over; the samples are in the file.
+        BadMeasurement: If a measurement failed, and there are not enough samples.
     """
     name, model, example = profiled_network(spec, is_small)
     graph = trace_channels(model, example, verify=False)
@@ -84,14 +90,26 @@ def profile_runner(
         if step.done and deadline.is_over:
             raise Paused
 
-    profile(
-        model, graph, example, meter, path, samples=22 if is_small else SAMPLES.get(spec, 90), progress=stop,
-        width_multiple=4 if is_small else 8, device=device,
-        settings=settings_for(runner=spec, precision="fp32", autotune=False),
-    )  # fmt: skip
+    try:
+        profile(
+            model, graph, example, meter, path, samples=22 if is_small else SAMPLES.get(spec, 90), progress=stop,
+            width_multiple=4 if is_small else 8, device=device,
+            settings=settings_for(runner=spec, precision="fp32", autotune=False),
+        )  # fmt: skip
+    except BadMeasurement as error:
+        if not path.is_file() or len(Profile.load(path).design_samples) < LEAST_SAMPLES:
+            raise
+        found["stopped_by"] = str(error)[:200]
+    found |= fitted(path)
+    path.unlink()
+    return found
+
+
+def fitted(path: Path) -> dict[str, Any]:
+    """Facts of a profile, and the cross-validated error of its energy (or latency) model."""
     made = Profile.load(path)
     resource = "energy" if made.header.meter.has_energy else "latency"
-    found |= {
+    found: dict[str, Any] = {
         "resource": resource,
         "samples": len(made.design_samples),
         "seconds_per_sample": made.seconds_per_sample,
@@ -101,7 +119,6 @@ def profile_runner(
     }
     errors = fit(made, resource=resource, allow_drift=True).errors
     found["errors"] = None if errors is None else to_builtins(errors)
-    path.unlink()
     return found
 
 
