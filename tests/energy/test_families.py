@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from ecc.energy import families
 from ecc.energy.cost import ONE, RISE
 from ecc.energy.families import (
     FAMILIES,
     MAX_LEVELS,
     FittedModel,
     Step,
+    _shapes,
     bilinear,
     bilinear_terms,
     candidate_steps,
@@ -21,7 +28,7 @@ from ecc.energy.families import (
     step_levels,
 )
 from ecc.energy.regression import Samples, samples_from_profile
-from ecc.graph import AffineSize, Layer, StructureSpec
+from ecc.graph import AffineSize, Layer, StructureSpec, trace_channels
 from ecc.graph.structure import TensorShape
 from energy.cases import (
     AUTHORS_BIAS,
@@ -213,8 +220,6 @@ def test_physical_family_learns_a_layer_that_costs_ten_times_its_prior() -> None
 
 
 def test_strength_of_the_prior_scales_with_the_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ecc.energy import families
-
     used = []
     fit_coefficients = families.fit_coefficients
     monkeypatch.setattr(
@@ -224,4 +229,70 @@ def test_strength_of_the_prior_scales_with_the_number_of_samples(monkeypatch: py
     )
     samples = samples_from_profile(computed("digits", "jetson-tx2"))
     physical(samples)
-    assert used == [0.0, *(strength * 250 / len(samples) for strength in families.STRENGTHS)]
+    scaled = [strength * 250 / len(samples) for strength in families.STRENGTHS]
+    assert used == [0.0, *scaled, *scaled]  # with and without shared coefficients
+    used.clear()
+    physical(samples_from(authors_alexnet(), structure_of("alexnet"), 20))  # all of its layers differ
+    assert len(used) == 1 + len(families.STRENGTHS)
+
+
+# ---------------------------------------------------------------- layers of the same shape
+
+
+@cache
+def deep_chain() -> StructureSpec:
+    """A convolution, eight of the same shape, and a classifier."""
+    blocks = [part for _ in range(8) for part in (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), *blocks, nn.Flatten(), nn.Linear(32 * 64, 10))
+    return trace_channels(model, torch.zeros(2, 3, 8, 8), verify=False).structure
+
+
+def by_shape(structure: StructureSpec, of_block: Callable[[int], float]) -> FittedModel:
+    """A physical model whose products differ from each other by `of_block`; layers by their number."""
+    terms = physical_terms(structure)[1:]
+    coefficients = [of_block(number) if term.right.multiples else 1e-6 for number, term in enumerate(terms)]
+    return FittedModel("physical", 1e-3, terms, tuple(coefficients))
+
+
+def error_of(found: FittedModel, truth: FittedModel, structure: StructureSpec) -> float:
+    probe = random_widths(structure, 200, seed=9)
+    return float(np.abs(found.at(probe) / truth.at(probe) - 1).mean())
+
+
+def test_shapes_are_those_of_repeated_layers() -> None:
+    structure = deep_chain()
+    terms, steps = physical_terms(structure), candidate_steps(structure)
+    numbers = _shapes(structure, terms, steps)
+    assert len(numbers) == len(terms) + len(steps)
+    products = [number for number, term in zip(numbers, terms, strict=False) if term.right.multiples]
+    assert len(products) == 8
+    assert len(set(products)) == 1
+    groups = [number for number, term in zip(numbers, terms, strict=False) if term.left.multiples and term.right == ONE]
+    assert len(groups) == 9
+    assert len(set(groups)) == 3  # behind the first convolution, between two blocks, before the classifier
+    assert list(numbers).count(numbers[0]) == 1  # the constant
+    levels = {step.level for step in steps if not step.multiple}
+    assert len(
+        {number for number, step in zip(numbers[len(terms) :], steps, strict=True) if not step.multiple}
+    ) == 3 * len(levels)
+
+
+def test_equal_layers_share_what_few_samples_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 noisy samples cannot tell eight layers apart."""
+    structure = deep_chain()
+    truth = by_shape(structure, lambda number: 5e-6)
+    few = [with_noise(samples_from(truth, structure, 20, seed=seed), 0.02, seed) for seed in range(4)]
+    shared = np.mean([error_of(physical(one), truth, structure) for one in few])
+    monkeypatch.setattr(families, "_shapes", lambda structure, terms, steps: np.arange(len(terms) + len(steps)))
+    apart = np.mean([error_of(physical(one), truth, structure) for one in few])
+    assert shared < 0.01
+    assert shared < 0.7 * apart
+
+
+def test_equal_layers_that_cost_differently_do_not_share() -> None:
+    structure = deep_chain()
+    truth = by_shape(structure, lambda number: 5e-7 * (1 + number % 4))
+    found = physical(samples_from(truth, structure, 150))
+    assert error_of(found, truth, structure) < 0.005
+    products = [c for term, c in zip(found.terms, found.coefficients, strict=True) if term.right.multiples]
+    assert max(products) > 2 * min(products)

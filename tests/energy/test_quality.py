@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ecc.energy.families import FittedModel, bilinear
+from ecc.energy.families import FittedModel, bilinear, physical
 from ecc.energy.quality import (
     OUTLIER_SAMPLES,
     cross_validate,
@@ -19,8 +20,10 @@ from ecc.energy.quality import (
 )
 from ecc.energy.regression import MIN_SAMPLES, Samples, check_sample_count, folds, samples_from_profile
 from ecc.errors import BadMeasurement
-from ecc.graph import StructureSpec
+from ecc.graph import StructureSpec, trace_channels
+from ecc.measure import find_meter, profile
 from energy.cases import authors_alexnet, random_fitted, samples_from, structure_of
+from graph.branch_nets import NETWORKS, built
 from measure.profile_cases import profile_of, reference, sample
 
 
@@ -51,11 +54,48 @@ def test_errors_are_summarised_by_hand() -> None:
     assert errors.max == pytest.approx(0.4)
     assert errors.p90 == pytest.approx(0.2 + 0.8 * 0.2)  # 0.9 * 2 steps along 0.1, 0.2, 0.4
     assert (errors.dense, errors.smallest) == pytest.approx((0.3, 2.0))
+    assert (errors.ends, errors.max_at_ends) == (2, 2.0)
     assert errors.near_dense == pytest.approx(0.1)  # (6, 5) only; dense is separate
     assert errors.uniform == pytest.approx(0.15)  # (4, 3) and (6, 5); (1, 6) is not uniform, dense is above the range
     assert summarize_errors(np.array([-0.1, 0.2]), chain_samples((8, 6), (4, 3))).dense == pytest.approx(-0.1)
     none = summarize_errors(np.array([0.1, -0.2]), chain_samples((1, 6), (8, 1)))
     assert (none.dense, none.near_dense, none.uniform, none.dense_fitted) == (None, None, None, None)
+
+
+def test_ends_of_the_range_with_and_without_branches() -> None:
+    structure = trace_channels(*built(*NETWORKS["basic"][:2]), verify=False).structure
+    full = np.array(structure.full_widths, dtype=np.float64)
+    inside = sorted({group for groups in structure.branch_groups for group in groups})
+    stems = np.array([(number in inside) for number in range(len(full))])
+    least = np.where(np.array(structure.min_widths) == full, full, 1.0)
+    none, small = np.where(stems, 0, full), np.where(stems, 0, least)
+    part = full.copy()
+    part[list(structure.branch_groups[0])] = 0
+    rows = np.stack([full, 0.5 * full, least, part, none, 0.5 * none, small])
+    samples = Samples(structure, rows, np.array([9.0, 5.0, 3.0, 7.0, 2.0, 1.5, 1.0]))
+    assert samples.range_ends.tolist() == [True, False, True, False, True, False, True]
+    apart = replace(samples, structure=replace(structure, branches=(), replacements=()))
+    assert apart.range_ends.tolist() == [True, False, False, False, False, False, True]
+    no_dense = samples.take([1, 3])
+    assert no_dense.range_ends.tolist() == [True, False]
+
+
+def test_the_smallest_network_with_a_branch_does_not_count_as_an_error(tmp_path: Path) -> None:
+    """Only one network is small and has its branch; without it the fit extrapolates, and the report says so.
+
+    A cost per misaligned layer stands for the kernels of a GPU.
+    """
+    net, x = built(*NETWORKS["basic"][:2])
+    graph = trace_channels(net, x, verify=False)
+    made = profile(net, graph, x, find_meter("platform:jetson-tx2"), tmp_path / "a.profile", samples=30)
+    samples = samples_from_profile(made)
+    extra = 0.3 * samples.values.max() * ((samples.widths % 4 > 0) & (samples.widths > 1)).mean(axis=1)
+    samples = replace(samples, values=samples.values + extra)
+    found = summarize_errors(cross_validate(physical, samples), samples)
+    assert found.ends == 4
+    assert found.max_at_ends is not None
+    assert found.max_at_ends > 2 * found.max
+    assert found.mean < 0.1
 
 
 def test_each_sample_is_predicted_by_a_model_fitted_without_its_fold() -> None:

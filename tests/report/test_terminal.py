@@ -272,6 +272,8 @@ def test_the_fit_table_has_the_numbers_of_the_model() -> None:
     errors = model.quality.families["physical"]
     row = [percent(errors.mean, 2), percent(errors.p90, 2), percent(errors.max, 2), percent(errors.bias, 2, sign=True)]
     assert cells(text, "physical (selected)")[1:5] == row
+    assert f"leave out {errors.ends} networks" in text
+    assert f"the largest error there is {percent(errors.max_at_ends or 0, 2)}" in " ".join(text.split())
     assert "Most expensive layers of the dense network, predicted:" in text
     assert cells(text, "(constant)")[1] == si(model.fitted.base, "J")
     assert json.loads(to_json(terminal.fit_summary(model)))["dense"] == model.dense
@@ -351,7 +353,7 @@ def test_the_grid_table_fits_80_columns_and_lists_failures(tmp_path: Path) -> No
     text = shown(terminal.grid_table(load_grid(write_grid(tmp_path / "runs"))), width=80)
     rows = [line.split() for line in text.splitlines()]
     assert "budget method finetuned pruned of dense batches seconds peak MB p".split() in rows
-    assert ["65%", "ecc", "0.960±0.014", "0.860±0.014", "64.3", "%", "70/70", "2", "1"] in rows
+    assert ["65%", "ecc", "0.960±0.014", "0.860±0.014", "64.4", "%", "70/70", "2", "1"] in rows
     assert "failed: amc 65% seed 1: no <luck>" in text
     assert "cost estimated" in text
 

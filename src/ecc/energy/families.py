@@ -22,6 +22,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ecc.graph import AffineSize, Layer, StructureSpec
 from ecc.graph.structure import width_of
@@ -130,11 +131,13 @@ def bilinear(samples: Samples, *, relative: bool = True) -> FittedModel:
     return FittedModel("bilinear", base, terms, tuple(coefficients))
 
 
-STRENGTHS = (1e-4, 1e-3, 0.01, 0.1, 1.0)
+STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Candidate weights of the prior, at `REFERENCE_SAMPLES` samples."""
 
 REFERENCE_SAMPLES = 250
 """The prior does not grow with the number of samples: a short profile relies on it, a long one on the data."""
+
+_MIN_IMPROVEMENT = 0.9  # coefficients of equal layers differ if the leave-one-out error is then below this share
 
 _MIN_RELATIVE_SCALE = 0.02  # smallest scale of a prior, relative to the mean contribution of all terms
 
@@ -148,7 +151,9 @@ def physical(samples: Samples) -> FittedModel:
     1. Common coefficients: one cost per MAC, grouped MAC, activation byte and weight byte, fitted to all samples.
     2. These give every term a prior. The final fit moves terms away from it where the samples demand it; a term may
        move by about the square root of its expected contribution (`_prior_scales`).
-    3. The weight of the prior is the candidate in `STRENGTHS` with the smallest leave-one-out error.
+    3. Layers of the same shape run the same kernels, so their terms share one coefficient (`_shapes`), unless the
+       leave-one-out error is clearly smaller without. The weight of the prior is the candidate in `STRENGTHS` with the
+       smallest leave-one-out error.
     """
     terms, steps = physical_terms(samples.structure), candidate_steps(samples.structure)
     # An alignment that all samples have, or none, is a constant.
@@ -160,19 +165,13 @@ def physical(samples: Samples) -> FittedModel:
     launches = np.array([_launches(term) for term in terms])
     prior = np.concatenate([amounts @ common[1:-1] + common[-1] * launches, np.zeros(len(steps))])
     prior[0] += common[0]  # idle power and kernel launches belong to the constant term
-    best, coefficients, strength = np.inf, prior, STRENGTHS[-1]
     prior_scale = _prior_scales(terms, steps, prior, features, samples)
-    for candidate in STRENGTHS:
-        scaled = candidate * REFERENCE_SAMPLES / len(samples)
-        found = fit_coefficients(
-            features, samples.values, weights=samples.weights, prior=prior, prior_scale=prior_scale, strength=scaled
-        )
-        errors = leave_one_out_errors(
-            features, samples.values, found, weights=samples.weights, prior_scale=prior_scale, strength=scaled
-        )
-        error = float(np.abs(errors).mean())
-        if error < best:
-            best, coefficients, strength = error, found, candidate
+    apart, shared = np.arange(len(prior)), _shapes(samples.structure, terms, steps)
+    error, coefficients, strength = _fit_shared(features, samples, prior, prior_scale, shared)
+    if shared.max() < apart.max():
+        found = _fit_shared(features, samples, prior, prior_scale, apart)
+        if found[0] < _MIN_IMPROVEMENT * error:
+            _, coefficients, strength = found
     heights = coefficients[len(terms) :].tolist()
     kept = [(step, height) for step, height in zip(steps, heights, strict=True) if height > 0]
     return FittedModel(
@@ -185,6 +184,59 @@ def physical(samples: Samples) -> FittedModel:
         steps=tuple(step for step, _ in kept),
         heights=tuple(height for _, height in kept),
     )
+
+
+def _fit_shared(
+    features: Array, samples: Samples, prior: Array, prior_scale: Array, grouping: NDArray[np.intp]
+) -> tuple[float, Array, float]:
+    """The smallest leave-one-out error over `STRENGTHS`, its coefficients and its strength.
+
+    Columns of the features with the same number in `grouping` have the same coefficient. The error is the mean over
+    all samples but the ends of the range, as in the cross-validation.
+    """
+    count = np.bincount(grouping)
+    members = np.zeros((len(grouping), len(count)))
+    members[np.arange(len(grouping)), grouping] = 1
+    features = features @ members
+    prior, prior_scale = (prior @ members) / count, (prior_scale @ members) / count
+    values, weights, inner = samples.values, samples.weights, ~samples.range_ends
+    best, coefficients, strength = np.inf, prior[grouping], STRENGTHS[-1]
+    for candidate in STRENGTHS:
+        scaled = candidate * REFERENCE_SAMPLES / len(samples)
+        found = fit_coefficients(
+            features, values, weights=weights, prior=prior, prior_scale=prior_scale, strength=scaled
+        )
+        errors = leave_one_out_errors(
+            features, values, found, weights=weights, prior_scale=prior_scale, strength=scaled
+        )
+        error = float(np.abs(errors[inner]).mean())
+        if error < best:
+            best, coefficients, strength = error, found[grouping], candidate
+    return best, coefficients, strength
+
+
+def _shapes(structure: StructureSpec, terms: Sequence[Term], steps: Sequence[Step]) -> NDArray[np.intp]:
+    """A number for each term and step, the same for those whose layers have the same shapes.
+
+    A network repeats its blocks. Blocks of one stage have layers of the same kind, with as many channels and positions.
+    """
+    full = structure.full_widths
+    layers = [
+        (
+            one.kind,
+            one.macs,
+            one.item_bytes,
+            *(size.at(full) for size in (one.incoming, one.outgoing, one.reads, one.writes)),
+        )
+        for one in structure.layers
+    ]
+    keys: list[object] = []
+    for term in terms:
+        sizes = sorted((size.at(full), len(size.multiples)) for size in (term.left, term.right))
+        keys.append((sizes, term.amounts, len(term.layers), bool(term.switch)))
+    keys += [(step.multiple, step.level, step.size.at(full), sorted(layers[n] for n in step.layers)) for step in steps]
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(repr(key), len(numbers)) for key in keys])
 
 
 FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}

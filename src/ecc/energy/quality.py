@@ -4,8 +4,9 @@ The mean error at random widths flatters a model. Compression starts at the dens
 smaller ones, so the error there is reported as well. Bias is reported beside the mean error, because an optimizer turns
 bias into a missed budget, and so is the measurement noise, which no model can get below.
 
-Every profile contains the dense network and the smallest one, so a model is only asked about networks between the two.
-Both therefore belong to every fit of the cross-validation. Their own errors, when left out, are reported separately.
+Every profile contains the dense network and the smallest one, and both without branches where branches can be removed.
+A model is only asked about networks between them, so these ends of the range (`Samples.range_ends`) belong to every fit
+of the cross-validation. Their own errors, when left out, are reported separately.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ecc.measure.profile import Profile
 
@@ -45,7 +45,7 @@ class FitErrors:
     """Relative errors of one family on samples that it was not fitted to: prediction / value - 1."""
 
     samples: int
-    """All samples. Mean, p90, max and bias leave out the dense and the smallest network."""
+    """All samples. Mean, p90, max and bias leave out the ends of the range."""
     mean: float
     """Mean absolute error."""
     p90: float
@@ -60,6 +60,10 @@ class FitErrors:
     """Error at the dense network in the final fit, which includes it."""
     smallest: float | None = None
     """Error at the network with the lowest cost, left out of the fit."""
+    ends: int = 0
+    """Number of samples at the ends of the range: the dense and the smallest network, and both without branches."""
+    max_at_ends: float | None = None
+    """Largest absolute error at the ends of the range, each left out of the fit."""
     near_dense: float | None
     """Mean absolute error of networks near dense; None if there are none."""
     uniform: float | None
@@ -95,10 +99,10 @@ class FitQuality:
 def cross_validate(family: Family, samples: Samples) -> Array:
     """Relative error of each sample under a model that was fitted without its fold.
 
-    The dense and the smallest network are a fold each; see the module.
+    Each end of the range is a fold of its own; see the module.
     """
     check_sample_count(samples)
-    ends = range_ends(samples)
+    ends = samples.range_ends
     number = min(FOLDS, int((~ends).sum()))
     fold = np.empty(len(samples), dtype=np.intp)
     fold[~ends] = folds(int((~ends).sum()), number)
@@ -111,13 +115,6 @@ def cross_validate(family: Family, samples: Samples) -> Array:
     return errors
 
 
-def range_ends(samples: Samples) -> NDArray[np.bool_]:
-    """Whether a sample is the dense network or the one with the lowest cost."""
-    ends = samples.is_dense.copy()
-    ends[np.argmin(samples.values)] = True
-    return ends
-
-
 def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None = None) -> FitErrors:
     """Statistics of cross-validated errors."""
     size = np.abs(errors)
@@ -125,7 +122,7 @@ def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None
     mean_ratio = ratios.mean(axis=1)
     low, high = UNIFORM_RATIOS
     uniform = (ratios.std(axis=1) < _UNIFORM_STD) & (mean_ratio > low) & (mean_ratio < high)
-    dense, inner = samples.is_dense, ~range_ends(samples)
+    dense, inner = samples.is_dense, ~samples.range_ends
     near = (mean_ratio > NEAR_DENSE) & ~dense
     return FitErrors(
         samples=len(samples),
@@ -134,6 +131,8 @@ def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None
         max=float(size[inner].max()),
         bias=float(errors[inner].mean()),
         smallest=float(errors[np.argmin(samples.values)]),
+        ends=int((~inner).sum()),
+        max_at_ends=float(size[~inner].max()),
         dense=float(errors[dense].mean()) if dense.any() else None,
         dense_fitted=dense_fitted,
         near_dense=float(size[near].mean()) if near.any() else None,

@@ -51,6 +51,25 @@ class Samples:
         return np.asarray((self.widths == np.asarray(self.structure.full_widths)).all(axis=1))
 
     @property
+    def range_ends(self) -> NDArray[np.bool_]:
+        """Which rows every fit needs, because a model without them extrapolates.
+
+        These are the dense network and the one of the lowest cost. If branches were removed, also the one of the lowest
+        cost with all branches, and those of the lowest and the highest cost without any. A profile contains them all.
+        """
+        ends = self.is_dense.copy()
+        branches = self.structure.branch_groups
+        removed = np.array([(self.widths[:, list(groups)] == 0).all(axis=1) for groups in branches]).reshape(
+            -1, len(self)
+        )
+        with_all, with_none = ~removed.any(axis=0), removed.all(axis=0) & bool(branches)
+        for rows, sign in ((with_all, 1), (with_none, 1), (with_none, -1)):
+            if rows.any():
+                ends[np.argmin(np.where(rows, sign * self.values, np.inf))] = True
+        ends[np.argmin(self.values)] = True
+        return ends
+
+    @property
     def width_ratios(self) -> Array:
         """width / full width of the prunable groups: (networks, prunable groups)."""
         positions = list(self.structure.prunable)

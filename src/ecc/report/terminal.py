@@ -284,9 +284,13 @@ def fit_table(model: EnergyModel, title: str) -> RenderableType:
     about = (
         "Relative errors on held-out samples (10-fold cross-validation). `dense`: the dense network in the final fit. "
     )
-    about += (
-        "`held out`, `smallest`: the dense and the smallest network, each left out of the fit, not part of the mean. "
-    )
+    about += "`held out`, `smallest`: the dense and the smallest network, each left out of the fit. "
+    errors = model.errors
+    if errors is not None and errors.max_at_ends is not None:
+        about += (
+            f"Mean, p90, max and bias leave out {errors.ends} networks that every fit needs (dense and smallest, with "
+            f"and without branches): when held out, the largest error there is {percent(errors.max_at_ends, 2)}. "
+        )
     about += "The noise was not measured." if noise is None else f"Std of one measurement: {percent(noise, 2)}."
     sentences = [text for text in (describe_learning_curve(quality), describe_outlier_widths(quality)) if text]
     layers: list[RenderableType] = ["Most expensive layers of the dense network, predicted:", _layer_table(model)]
