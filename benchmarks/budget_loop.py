@@ -3,8 +3,10 @@
     PYTHONPATH=src python3 benchmarks/budget_loop.py --out results/budget_loop.json
 
 A run is a device, a network and a budget. The network is that of a recorded profile. The energy model is fitted to the
-profile; the device differs from it: each width of each group costs up to some per cent more or less (staircases that the
-model does not know), all costs are off by a common factor (drift), and every reading has noise. Channels have random
+profile; the device differs from it: all costs are off by a common factor (drift), every reading has noise, and the model's
+error depends on the widths in one of two ways. `independent`: each width of each group costs up to some per cent more or
+less. `kernels`: blocks of 8 channels have errors, widths that are no multiple of 8 cost more, and odd ones most, as on GPUs.
+Channels have random
 importance that changes while the network is pruned. `BudgetController` and the scheduled solver are those of the package;
 only the training is simulated.
 
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import commit, machine, write_record
+from numpy.typing import NDArray
 
 from ecc.energy import EnergyModel, fit
 from ecc.measure import Profile
@@ -35,19 +38,21 @@ from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 60
+DEVICES = ("independent", "kernels")
 MIN_WIDTH_RATIO = 0.1
 
 
 class Device:
     """A simulated device: the model, times errors of single widths, times a drift; readings have noise."""
 
-    def __init__(self, model: EnergyModel, rng: np.random.Generator, error: float, noise: float) -> None:
+    def __init__(self, model: EnergyModel, rng: np.random.Generator, error: float, noise: float, kind: str) -> None:
         self._model, self._rng, self._noise = model, rng, noise
         prunable = sum(a < b for a, b in zip(model.min_widths, model.full_widths, strict=True))
         # Errors of many groups average out, so each is scaled for the total to have this standard deviation.
-        scale = error / np.sqrt(max(prunable, 1)) * 2
+        scale = 2 * error / np.sqrt(max(prunable, 1))
         self._errors = {
-            name: rng.normal(0, scale, full + 1) for name, full in zip(model.groups, model.full_widths, strict=True)
+            name: scale * (kernel_errors(full, rng) if kind == "kernels" else rng.normal(0, 1, full + 1))
+            for name, full in zip(model.groups, model.full_widths, strict=True)
         }
         self._drift = 1 + rng.normal(0, error)
         self.readings = 0
@@ -62,6 +67,14 @@ class Device:
         self.readings += 1
         value = self.energy(widths) * (1 + self._rng.normal(0, self._noise))
         return MeasuredCost({"energy": value}, "measured", relative_ci=2 * self._noise)
+
+
+def kernel_errors(full: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Errors of all widths of a group by blocks of 8 and alignment, with a spread of about 1."""
+    widths = np.arange(full + 1)
+    block = rng.normal(0, 1, full // 8 + 2)[-(-widths // 8)]
+    even, odd = rng.uniform(1 / 3, 4 / 3), rng.uniform(1, 10 / 3)
+    return block + np.where(widths % 8 == 0, 0.0, np.where(widths % 2 == 0, even, odd)) + rng.normal(0, 1 / 6, full + 1)
 
 
 class Grouped:
@@ -182,9 +195,11 @@ class Context:
         return {"energy": self.model.at(widths)}
 
 
-def run(model: EnergyModel, multiple: int, fraction: float, rng: np.random.Generator, options: Any) -> dict[str, Any]:
+def run(
+    model: EnergyModel, multiple: int, fraction: float, rng: np.random.Generator, kind: str, options: Any
+) -> dict[str, Any]:
     """One run: the energy of the result as a fraction of the budget, with and without measuring."""
-    device = Device(model, rng, options.error, options.noise)
+    device = Device(model, rng, options.error, options.noise, kind)
     full = dict(zip(model.groups, model.full_widths, strict=True))
     limit = fraction * device.energy(full)
     # The drift is known from the measured dense network, as in a real run.
@@ -231,6 +246,8 @@ def main() -> None:
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.8, 0.65, 0.5])
     parser.add_argument("--profiles", nargs="*", default=["e1", "e2", "e3", "e4"])
     parser.add_argument("--error", type=float, default=0.03, help="Standard deviation of the model's error.")
+    parser.add_argument("--devices", nargs="*", default=list(DEVICES), choices=DEVICES)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--noise", type=float, default=0.003, help="Standard deviation of one reading.")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -238,21 +255,19 @@ def main() -> None:
     for name in options.profiles:
         profile = Profile.load(ROOT / "results" / "evidence" / f"{name}.profile.gz")
         model = fit(profile, "physical", allow_drift=True)
-        for fraction in options.budgets:
-            begin = time.perf_counter()
-            rng = np.random.default_rng(0)
-            rows = [
-                run(model, profile.header.design.width_multiple or 1, fraction, rng, options)
-                for _ in range(options.runs)
-            ]
-            rows = [row for row in rows if row]
-            if not rows:
-                continue
-            results[f"{name} {fraction:.0%}"] = rows
-            print(
-                f"{name} {fraction:.0%}", {k: round(v, 4) for k, v in summary([r["result"] for r in rows]).items()},
-                "readings", np.mean([row["readings"] for row in rows]), f"{time.perf_counter() - begin:.0f} s", flush=True,
-            )  # fmt: skip
+        multiple = profile.header.design.width_multiple or 1
+        for kind in options.devices:
+            for fraction in options.budgets:
+                begin, rng = time.perf_counter(), np.random.default_rng(options.seed)
+                rows = [run(model, multiple, fraction, rng, kind, options) for _ in range(options.runs)]
+                if not (rows := [row for row in rows if row]):
+                    continue
+                label = f"{name} {fraction:.0%} {kind}"
+                results[label] = rows
+                print(
+                    label, {k: round(v, 4) for k, v in summary([r["result"] for r in rows]).items()}, "readings",
+                    np.mean([row["readings"] for row in rows]), f"{time.perf_counter() - begin:.0f} s", flush=True,
+                )  # fmt: skip
     every = [row for rows in results.values() for row in rows]
     record = {
         "what": "energy of the result on a simulated device as a fraction of the budget",
@@ -263,6 +278,13 @@ def main() -> None:
         "reading": summary([row["reading"] for row in every]),
         "prediction_only": summary([row["prediction_only"] for row in every]),
         "readings": readings_summary([row["readings"] for row in every]),
+        "by_device": {
+            kind: {
+                key: summary([row[key] for label, rows in results.items() if label.endswith(kind) for row in rows])
+                for key in ("result", "reading")
+            }
+            for kind in options.devices
+        },
         "runs": results,
     }
     print({key: record[key] for key in ("result", "reading", "prediction_only", "readings")})

@@ -294,7 +294,7 @@ def test_a_gpu_is_measured_through_its_queue(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("busy_watts", "sensor_watts", "agrees"),
-    [(300.0, 150.0, False), (300.0, 600.0, False), (300.0, 330.0, True), (2.0, 5.0, True)],
+    [(300.0, 90.0, False), (300.0, 600.0, False), (300.0, 330.0, True), (300.0, 150.0, True), (2.0, 5.0, True)],
 )
 def test_a_counter_must_agree_with_the_power_reading(busy_watts: float, sensor_watts: float, agrees: bool) -> None:
     board = FakeBoard(idle_watts=0.5, busy_watts=busy_watts)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,13 @@ from ecc.errors import InfeasibleBudget
 from ecc.graph import live_channels, slim
 from ecc.methods import BudgetController, Ecc, Greedy, MeasuredCost, Method, PruningContext, Uniform
 from ecc.methods.base import magnitudes
-from ecc.methods.budget_controller import CHECKPOINTS, MAX_CORRECTIONS, TOLERANCE_BAND, initial_targets
+from ecc.methods.budget_controller import (
+    CHECKPOINTS,
+    MAX_CORRECTIONS,
+    TOLERANCE_BAND,
+    estimate_errors,
+    initial_targets,
+)
 from ecc.records import to_builtins
 from ecc.run_records import CostCheck
 from methods.jobs import WIDE, example_of, true_model, wide, wrong_model
@@ -169,6 +176,54 @@ def test_noisy_readings_near_the_band_are_repeated_and_averaged() -> None:
     miss = {name: [abs(share - 0.99) for share, _ in some] for name, some in (("once", once), ("often", often))}
     assert sum(miss["often"]) < sum(miss["once"])
     assert all(len(found) <= 12 for _, found in once)
+
+
+def reading(widths: dict[str, int], error: float) -> CostCheck:
+    """A measurement that differs from the prediction of 1 J by exp(error)."""
+    measured = {"energy": float(np.exp(error))}
+    return CostCheck(
+        step=0, progress=0.5, widths=widths, predicted={"energy": 1.0}, measured=measured, label="measured",
+        relative_ci=0.001, targets={"energy": 1.0},
+    )  # fmt: skip
+
+
+def test_errors_of_the_model_are_estimated_from_networks_with_similar_widths() -> None:
+    checks = [reading({"a": 60, "b": 40}, 0.10), reading({"a": 48, "b": 40}, 0.0)]
+    widths = (60, 62, 63, 70, 48)  # measured; same block and even; same block; even; measured
+    (same, block_and_even, block, even, other), deviations = estimate_errors(
+        checks, "energy", [{"a": width, "b": 40} for width in widths]
+    )
+    assert (same, other) == (pytest.approx(0.10, abs=1e-3), pytest.approx(0.0, abs=1e-3))
+    assert same > block_and_even > block > other
+    assert block_and_even > even > other
+    assert max(deviations[[0, 4]]) < 2e-3 < 10 * min(deviations[1:4])
+
+
+def test_estimated_errors_and_their_deviations_are_right_on_average() -> None:
+    rng, names = np.random.default_rng(0), ("a", "b", "c")
+
+    def features(width: int) -> tuple[int, int, int]:
+        return width, -(-width // 8), 2 if width % 8 == 0 else width % 2
+
+    scores = []
+    for _ in range(150):
+        tables = [[rng.normal(0, 0.04 / np.sqrt(3), 65) for _ in range(3)] for _ in names]
+        common = rng.normal(0, 0.1)
+
+        def error(row: list[int], tables: Any = tables, common: float = common) -> float:
+            parts = [
+                table[one]
+                for width, group in zip(row, tables, strict=True)
+                for table, one in zip(group, features(width), strict=True)
+            ]
+            return common + sum(parts)
+
+        rows = rng.integers(24, 65, (14, 3)).tolist()
+        checks = [reading(dict(zip(names, row, strict=True)), error(row)) for row in rows[:8]]
+        means, deviations = estimate_errors(checks, "energy", [dict(zip(names, row, strict=True)) for row in rows[8:]])
+        scores += [(error(row) - mean) / one for row, mean, one in zip(rows[8:], means, deviations, strict=True)]
+    assert abs(np.mean(scores)) < 0.1
+    assert 0.9 < np.std(scores) < 1.1
 
 
 def test_energy_and_latency_are_corrected_separately() -> None:

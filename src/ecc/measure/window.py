@@ -38,8 +38,11 @@ if TYPE_CHECKING:  # this module runs on boards without torch
 
     from ecc.task import Inputs
 
-MAX_POWER_DISAGREEMENT = 1.5
-"""Largest allowed ratio between the counter's mean power and the power reading of the device."""
+MAX_POWER_DISAGREEMENT, MAX_POWER_LAG = 1.5, 3.0
+"""Largest allowed ratio between the power reading of the device and the counter's mean power, and the inverse ratio.
+
+The reading may be a mean over the last second or that of an idle moment between two kernels, so it can be far below
+the power of a load that has just begun."""
 
 _IGNORED_WATTS = 5.0  # smaller differences are due to the sensors
 _TICK_JITTER = 0.03  # fraction of a period by which a tick may come early
@@ -508,9 +511,10 @@ def _check_power(measurement: Measurement) -> None:
     sensor, counted = measurement.sensor_watts, measurement.watts
     if sensor is None or abs(sensor - counted) < _IGNORED_WATTS:
         return
-    if max(sensor, counted) > MAX_POWER_DISAGREEMENT * min(sensor, counted):
+    limit = MAX_POWER_DISAGREEMENT if sensor > counted else MAX_POWER_LAG
+    if max(sensor, counted) > limit * min(sensor, counted):
         raise BadMeasurement(
             f"the energy counter of {measurement.meter.name} shows {counted:.1f} W, and the power reading of "
-            f"{measurement.meter.device} {sensor:.1f} W, more than a factor of {MAX_POWER_DISAGREEMENT:g} apart. One "
+            f"{measurement.meter.device} {sensor:.1f} W, more than a factor of {limit:g} apart. One "
             "of them is wrong: compare both with `ecc doctor`, or update the driver."
         )

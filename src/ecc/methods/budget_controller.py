@@ -40,10 +40,10 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at 15 % of the steps.
 """
 
-READINGS = (1, 8, 3)
+READINGS = (1, 8, 6)
 """Most readings of proposed widths at each checkpoint before the last. None is taken after one within the band."""
 
-HEADROOM = 1.03
+HEADROOM = 1.06
 """Targets, as multiples of the corrected ones, until widths are chosen: pruned channels do not come back."""
 
 TOLERANCE_BAND = (0.98, 1.0)
@@ -62,7 +62,8 @@ MAX_CONFIRMATIONS = 6
 CANDIDATES = (0.0, 0.003, 0.006, 0.012, 0.02, 0.035, 0.06, 0.1)
 """Relative distances from the present targets, on both sides, for which the method is asked for proposals."""
 
-_COMMON_ERROR, _WIDTH_ERROR = 0.1, 0.06  # standard deviations of the model's error
+_COMMON_ERROR, _GROUP_ERROR = 0.1, 0.04  # standard deviations of the model's error; see `estimate_errors`
+_BLOCK = 8  # channels that kernels compute together
 _SAFETY_MARGIN = (0.002, 0.015)  # smallest and largest, as a fraction of the budget
 
 
@@ -268,14 +269,23 @@ class BudgetController:
         return mean
 
     def _measure_again(self, near: Sequence[_Bracket], progress: float) -> list[_Bracket]:
-        """The cheapest of networks within the safety margin, if the mean of two readings leaves its smaller margin."""
+        """The cheapest of networks within the safety margin, if the mean of more readings leaves its smaller margin.
+
+        The first reading is not part of the mean: this network was chosen because that reading was low.
+        """
         if not near:
             return []
         one = min(near, key=lambda one: one.ratio)
-        self.checks.append(self._check(one.check.widths, progress))
-        mean = _mean_check([one.check, self.checks[-1]])
-        ratio = self._ratio(mean)
-        return [_Bracket(one.targets, ratio, mean)] if ratio <= self._band[1] - _margin(mean.relative_ci) else []
+        readings: list[CostCheck] = []
+        while len(readings) < MAX_CONFIRMATIONS:
+            readings.append(self._check(one.check.widths, progress))
+            self.checks.append(readings[-1])
+            mean = _mean_check(readings)
+            if self._ratio(mean) <= self._top(mean):
+                return [_Bracket(one.targets, self._ratio(mean), mean)]
+            if self._ratio(mean) > self._band[1] - _SAFETY_MARGIN[0]:
+                break
+        return []
 
     def _top(self, check: CostCheck) -> float:
         """Largest accepted ratio of a measurement."""
@@ -351,13 +361,19 @@ class BudgetController:
         neighbours = {}
         for base, change in bases:
             for name, width in base.check.widths.items():
-                for new in {min(present[name], width + change), *(check.widths[name] for check in self.checks)}:
+                near = {width + change, *self._aligned(width, change), *(check.widths[name] for check in self.checks)}
+                for new in {min(present[name], one) for one in near}:
                     if width > 0 and new != width and least[name] <= new <= present[name]:
                         widths = {**base.check.widths, name: new}
                         predicted = context.predicted(widths).values()
                         targets = [max(*pair) for pair in zip(base.targets, predicted, strict=True)]
                         neighbours[_key(widths)] = (widths, targets)
         return neighbours
+
+    def _aligned(self, width: int, change: int) -> set[int]:
+        """The next widths in this direction that are even and that fill a block; of the width multiple as well."""
+        multiples = {math.lcm(self._context.width_multiple, one) for one in (2, _BLOCK)}
+        return {(width // one + 1) * one if change > 0 else (width - 1) // one * one for one in multiples}
 
     def _ratio(self, check: CostCheck) -> float:
         """The largest cost as a fraction of its budget."""
@@ -518,9 +534,10 @@ def estimate_errors(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Logarithm of measured / predicted cost of networks that were not measured, from those that were.
 
-    The logarithm of the error is a constant plus an error of each width of each group, all of them independent. So
-    networks have similar errors if they share widths. The estimate is that of this Gaussian process given the
-    measurements.
+    The logarithm of the error is a constant plus, for each group, an error of its width, one of the block of channels
+    in which it ends (kernels compute whole blocks), and one of its alignment (there are other kernels for whole blocks,
+    and for even widths), all of them independent. So networks have similar errors if they share these. The estimate is
+    that of this Gaussian process given the measurements.
 
     Args:
         checks: The measurements.
@@ -539,13 +556,24 @@ def estimate_errors(
     errors = np.log([check.measured[resource] / check.predicted[resource] for check in known])
     noise = np.array([_margin(check.relative_ci) / 2 for check in known])
 
-    def covariance(one: Any, other: Any) -> Any:
-        return _COMMON_ERROR**2 + _WIDTH_ERROR**2 * (one[:, None] == other[None]).mean(-1)
-
-    across = covariance(here, there)
-    weights = np.linalg.solve(covariance(there, there) + np.diag(noise**2), np.column_stack([errors, across.T]))
-    variance = _COMMON_ERROR**2 + _WIDTH_ERROR**2 - (across * weights[:, 1:].T).sum(1)
+    across, among = _error_covariance(here, there), _error_covariance(there, there)
+    weights = np.linalg.solve(among + np.diag(noise**2), np.column_stack([errors, across.T]))
+    variance = _COMMON_ERROR**2 + len(_FEATURES) * _GROUP_ERROR**2 - (across * weights[:, 1:].T).sum(1)
     return across @ weights[:, 0], np.sqrt(np.maximum(variance, 1e-18))
+
+
+def _error_covariance(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Covariance of the errors of networks, which are rows of widths."""
+    shared = [(feature(one)[:, None] == feature(other)[None]).mean(-1) for feature in _FEATURES]
+    return np.asarray(_COMMON_ERROR**2 + _GROUP_ERROR**2 * sum(shared))
+
+
+_FEATURES: tuple[Callable[[NDArray[np.int64]], NDArray[np.int64]], ...] = (
+    lambda widths: widths,
+    lambda widths: -(-widths // _BLOCK),
+    lambda widths: np.where(widths % _BLOCK == 0, 2, widths % 2),
+)
+"""Of widths with the same error: the width itself, its block, and its alignment."""
 
 
 def _normal_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
