@@ -51,10 +51,14 @@ def test_a_script_runs(
 ) -> None:
     if name == "hugging_face":
         pytest.importorskip("transformers")
-    file = str(EXAMPLES / f"{name}.py")
+    file = EXAMPLES / f"{name}.py"
+    if name in SHORT:  # with fewer steps
+        text = re.sub(r"epochs=\d+", "epochs=2", file.read_text(encoding="utf-8")).replace("_steps=60", "_steps=20")
+        file = tmp_path / file.name
+        file.write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [file])
-    runpy.run_path(file, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [str(file)])
+    runpy.run_path(str(file), run_name="__main__")
     output = capsys.readouterr().out
     for pattern in {**SHORT, **LONG}[name]:
         assert re.search(pattern, output), output

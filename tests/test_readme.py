@@ -32,6 +32,8 @@ TARGET = re.compile(r"^([a-z][\w-]*)\s*:(?!=)", re.MULTILINE)
 
 SHORTER = {"--pretrain-steps": 5, "--prune-steps": 12, "--finetune-steps": 2, "--seconds": 1}
 """The largest values of options that the pages are executed with."""
+MEASURED = "--window 0.01 --min-ticks 1 --warmup-seconds 0 --probe-seconds 0.05 --no-depth"
+"""Options of short measurements; without depth, one file serves all samples."""
 
 PAGES = ["README.md", "CONTRIBUTING.md"] + [
     f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in WITHOUT_STEPS
@@ -56,7 +58,7 @@ def shortened(words: list[str]) -> list[str]:
     found = [
         str(min(SHORTER[name], float(word))).removesuffix(".0") if name in SHORTER else word for name, word in pairs
     ]
-    return [*found, "--window", "0.05"] if "onnxruntime" in " ".join(found) else found
+    return [*found, *MEASURED.split()] if "--runner" in words else found
 
 
 def run(page: Path, folder: Path, run_ecc: Callable[[list[str]], int], targets: set[str]) -> int:

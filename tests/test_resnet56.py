@@ -14,27 +14,42 @@ import torch.nn.functional as F
 from ecc.energy import counted_cost
 from ecc.graph import trace_channels, with_widths
 from ecc.training import load_state
-from ecc.zoo.resnet_cifar import resnet20
+from ecc.zoo.resnet_cifar import CifarResNet, resnet20
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARE = 0.47
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def table() -> ModuleType:
     return importlib.import_module("resnet56_table")
 
 
 @pytest.fixture
-def methods(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def methods() -> ModuleType:
     return importlib.import_module("resnet56_methods")
 
 
 @pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def training() -> ModuleType:
     return importlib.import_module("resnet56_training")
+
+
+def arguments_of(method: str, training: ModuleType, model: torch.nn.Module, **recipe: Any) -> tuple[Any, ...]:
+    """What `run_cell` gets for a small data set: four batches an epoch."""
+    torch.manual_seed(0)
+    images, labels = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (32,))
+    data = {
+        "train": training.Images(training.padded(images), labels),
+        "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
+    }
+    chosen = training.Recipe(**{"epochs": 3, "batch": 8, "precision": "fp32"} | recipe)
+    return method, 0, chosen, SHARE, model, data, training.teacher_logits(model, data["train"], chosen, 0), None
 
 
 def cells(method: str, *scores: float, met: bool = True) -> list[dict[str, Any]]:
@@ -141,29 +156,18 @@ def test_crops_are_shifted_and_flipped_images(training: ModuleType) -> None:
     ],
 )
 def test_a_cell_uses_all_batches_and_meets_the_share(methods: ModuleType, training: ModuleType, method: str) -> None:
-    torch.manual_seed(0)
-    images, labels = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (64,))
-    data = {
-        "train": training.Images(training.padded(images), labels),
-        "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
-    }
-    recipe = training.Recipe(epochs=3, batch=16, precision="fp32", weight_decay=1e-3)
-    model = resnet20()
-    logits = training.teacher_logits(model, data["train"], recipe, 0)
-    share = 0.47
-    cell = methods.run_cell(method, 0, recipe, share, model, data, logits, None)
+    cell = methods.run_cell(*arguments_of(method, training, resnet20(), weight_decay=1e-3))
     assert cell["batches"] == 12
     if method == "dense":
         assert cell["macs_share"] == 1
     else:
-        assert share - 0.012 <= cell["macs_share"] <= share  # a channel of ResNet-20 is up to 1 % of it
+        assert SHARE - 0.012 <= cell["macs_share"] <= SHARE  # a channel of ResNet-20 is up to 1 % of it
         assert cell["macs"] == round(cell["macs_share"] * 40_551_040)
     assert 0 <= cell["accuracy"] <= 1
 
 
 @pytest.fixture
-def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def step() -> ModuleType:
     return importlib.import_module("resnet56_step")
 
 
@@ -217,9 +221,14 @@ class EndsAfter:
         return self.looks < 0
 
 
-@pytest.mark.parametrize(("method", "looks"), [("ecc", 1), ("ecc", 4), ("uniform", 1), ("dense", 2), ("tp_like", 1)])
+@pytest.mark.parametrize(("method", "looks"), [("ecc", (1, 4)), ("uniform", (1,)), ("dense", (2,)), ("tp_like", (1,))])
 def test_a_paused_cell_continues_as_if_it_had_not_been_stopped(
-    methods: ModuleType, training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, looks: int
+    methods: ModuleType,
+    training: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    looks: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(training, "CHECK_EVERY", 2)
     cells = importlib.import_module("cells")
@@ -228,31 +237,22 @@ def test_a_paused_cell_continues_as_if_it_had_not_been_stopped(
             methods, "run_torch_pruning", lambda run, model, settings: run.finish_pruned(prune_inner(model, settings))
         )
         method = "tp_magnitude"
-    torch.manual_seed(0)
-    images, labels = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (64,))
-    data = {
-        "train": training.Images(training.padded(images), labels),
-        "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
-    }
-    recipe = training.Recipe(epochs=3, batch=16, precision="fp32")
-    model = resnet20()
-    logits = training.teacher_logits(model, data["train"], recipe, 0)
-    arguments = (method, 0, recipe, 0.47, model, data, logits, None)
+    arguments = arguments_of(method, training, CifarResNet(blocks_per_stage=1))
     whole = methods.run_cell(*arguments, result=tmp_path / "whole")
-    file = tmp_path / "cell.state"
-    with pytest.raises(cells.Paused):
-        methods.run_cell(*arguments, pause=cells.Pause(file, EndsAfter(looks), {"a": 1}))
-    assert cells.Pause(file, EndsAfter(9), {"a": 2}).load() is None  # of other settings
-    resumed = methods.run_cell(
-        *arguments, pause=cells.Pause(file, EndsAfter(99), {"a": 1}), result=tmp_path / "resumed"
-    )
-    assert resumed["batches"] == whole["batches"] == 12
-    assert resumed["widths"] == whole["widths"]
-    assert resumed["seconds_before"] > 0
-    one, other = (load_state(tmp_path / name) for name in ("whole", "resumed"))
-    for name, value in one.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+    for count in looks:
+        file = tmp_path / f"{count}.state"
+        with pytest.raises(cells.Paused):
+            methods.run_cell(*arguments, pause=cells.Pause(file, EndsAfter(count), {"a": 1}))
+        assert cells.Pause(file, EndsAfter(9), {"a": 2}).load() is None  # of other settings
+        pause = cells.Pause(file, EndsAfter(99), {"a": 1})
+        resumed = methods.run_cell(*arguments, pause=pause, result=tmp_path / "resumed")
+        assert resumed["batches"] == whole["batches"] == 12
+        assert resumed["widths"] == whole["widths"]
+        assert resumed["seconds_before"] > 0
+        one, other = (load_state(tmp_path / name) for name in ("whole", "resumed"))
+        for name, value in one.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
 
 
 def prune_inner(model: torch.nn.Module, settings: object) -> torch.nn.Module:
@@ -270,14 +270,7 @@ def prune_inner(model: torch.nn.Module, settings: object) -> torch.nn.Module:
 
 
 def test_the_published_protocol_adds_the_search(methods: ModuleType, training: ModuleType) -> None:
-    images, labels = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (64,))
-    data = {
-        "train": training.Images(training.padded(images), labels),
-        "score": training.Images(images.permute(0, 2, 3, 1).contiguous(), labels),
-    }
-    recipe = training.Recipe(epochs=2, batch=16, precision="fp32")
-    model = resnet20()
-    logits = training.teacher_logits(model, data["train"], recipe, 0)
-    cell = methods.run_cell("ecc", 0, recipe, 0.47, model, data, logits, None, is_published=True)
+    arguments = arguments_of("ecc", training, CifarResNet(blocks_per_stage=1), epochs=2)
+    cell = methods.run_cell(*arguments, is_published=True)
     assert cell["batches"] == 16
     assert cell["prune_batches"] == 8

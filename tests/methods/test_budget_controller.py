@@ -170,7 +170,7 @@ def test_noisy_readings_near_the_band_are_repeated_and_averaged() -> None:
         checks = control.run().checks
         return true.at(checks[-1].widths) / control.limits[0], checks
 
-    once, often = ([result(seed, ci) for seed in range(4)] for ci in (0.007, 2 * noise))
+    once, often = ([result(seed, ci) for seed in range(2)] for ci in (0.007, 2 * noise))
     last = [found[-1] for _, found in often]
     assert all(check.relative_ci is not None and check.relative_ci < 0.0083 for check in last)  # means of six readings
     miss = {name: [abs(share - 0.99) for share, _ in some] for name, some in (("once", once), ("often", often))}
