@@ -29,6 +29,8 @@ import torch
 from machine import machine, write_record
 
 from ecc.errors import EccError
+from ecc.records import to_builtins
+from ecc.run_records import RunSummary
 from ecc.training import load_state, save_state
 
 Key = dict[str, Any]
@@ -400,6 +402,23 @@ def shared_gpu(is_on: bool, folder: Path) -> Iterator[None]:
         with suppress(subprocess.TimeoutExpired):  # a process that was stopped in a kernel may keep it waiting
             subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True, check=False, timeout=20)
         os.environ.pop(_PIPES, None)
+
+
+def facts_of(summary: RunSummary) -> dict[str, Any]:
+    """What the cell of a compression with one budget records."""
+    (row,) = summary.budgets.values()
+    return {
+        "of_budget": row.result / row.limit,
+        "of_dense": row.result / row.dense,
+        "joules": row.result,
+        "relative_ci": summary.relative_ci,
+        "met": row.met,
+        "label": row.label,
+        "scores": summary.scores,
+        "batches": None if summary.batches is None else summary.batches.total,
+        "parameters": to_builtins(summary.parameters),
+        "widths": summary.widths,
+    }
 
 
 def device_name(device: torch.device | str) -> str:

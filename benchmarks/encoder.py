@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cells import Cells, Deadline, Key, add_options, device_name, print_cells, run_in_turn
+from cells import Cells, Deadline, Key, add_options, device_name, facts_of, print_cells, run_in_turn
 
 from ecc.api import compress_task
 from ecc.budget import parse_budgets
 from ecc.energy import EnergyModel
 from ecc.options import settings_from
-from ecc.records import to_builtins
 from ecc.settings import CompressSettings
 from ecc.zoo.language import language_task
 
@@ -63,20 +62,7 @@ def run(options: argparse.Namespace, key: Key, energy: Path) -> dict[str, Any]:
         )
         if not energy.is_file():
             shutil.copy(folder / "energy.json", energy)
-    summary = result.summary
-    (row,) = summary.budgets.values()
-    return {
-        "of_budget": row.result / row.limit,
-        "of_dense": row.result / row.dense,
-        "joules": row.result,
-        "relative_ci": summary.relative_ci,
-        "met": row.met,
-        "label": row.label,
-        "scores": summary.scores,
-        "batches": None if summary.batches is None else summary.batches.total,
-        "parameters": to_builtins(summary.parameters),
-        "widths": summary.widths,
-    }
+    return facts_of(result.summary)
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ CHANGED = ", changed"
 PRELOADED = ("pytest", "torch", "scipy.optimize", "scipy.sparse.csgraph", "sklearn.datasets")
 QUIET = "ignore:mypy_extensions.TypedDict:DeprecationWarning"
 """Hypothesis imports libcst, where it is installed, to report a failure; that import may raise this warning."""
-_FAILED = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # a name may contain spaces
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2  # exit codes of pytest; the last one is an error while collecting
 
 

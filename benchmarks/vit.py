@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cells import Cells, Deadline, Key, add_options, device_name, print_cells, run_in_turn
+from cells import Cells, Deadline, Key, add_options, device_name, facts_of, print_cells, run_in_turn
 from depth import ViT, train_dense
 from packed import as_packed, packed_data
 from torch import Tensor, nn
@@ -227,21 +227,11 @@ def run(options: argparse.Namespace, task: Task, energy: EnergyModel, key: Key) 
             method=key["method"].removesuffix("_widths"), device=options.device,
         )  # fmt: skip
     summary = result.summary
-    row = summary.budgets["energy"]
     return {
-        "of_budget": row.result / row.limit,
-        "of_dense": row.result / row.dense,
-        "joules": row.result,
-        "relative_ci": summary.relative_ci,
-        "label": row.label,
-        "met": row.met,
-        "scores": summary.scores,
-        "batches": None if summary.batches is None else summary.batches.total,
+        **facts_of(summary),
         "cost_checks": summary.cost_checks,
-        "parameters": to_builtins(summary.parameters),
         "macs": to_builtins(summary.macs),
         "removed_branches": sum(summary.branches.values()),
-        "widths": summary.widths,
     }
 
 

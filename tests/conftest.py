@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import signal
-from pathlib import Path
+import sys
 from typing import Any
 
 import hypothesis
@@ -55,20 +55,38 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=5_00
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+LIBRARIES = {
+    "onnx": ("export/", "runners.py", "remote/test_faults", "[docs/compressing", "[docs/runners", "[docs/own-runner"),
+    "transformers": (
+        *("transformer", "test_language.py", "test_vision.py", "huggingface", "test_tokens.py"),
+        *("[docs/hugging-face", "[docs/own-model"),
+    ),
+}
+"""Tests, by a part of their name, that import a library for seconds."""
+
+
+def _kind(item: pytest.Item) -> str:
+    """Which tests run in the same worker: those of a large library, or of a file with slow tests."""
+    for library, parts in LIBRARIES.items():
+        if any(part in item.nodeid for part in parts):
+            return library
+    return str(item.path)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin the share of each worker with files that have slow tests, so that none of these is left for the end."""
     if not hasattr(config, "workerinput"):  # without workers, tests run in the order that was asked for
         return
     count = config.workerinput["workercount"]
-    files: dict[Path, list[pytest.Item]] = {}
+    kinds: dict[str, list[pytest.Item]] = {library: [] for library in LIBRARIES}
     for item in items:
-        files.setdefault(item.path, []).append(item)
-    slow = {path for path, found in files.items() if any(item.get_closest_marker("slow") for item in found)}
+        kinds.setdefault(_kind(item), []).append(item)
+    slow = [found for found in kinds.values() if any(item.get_closest_marker("slow") for item in found)]
     shares: list[list[pytest.Item]] = [[] for _ in range(count)]
-    for number, path in enumerate(path for path in files if path in slow):
-        shares[number % count] += files[path]
-    quick = [item for path, found in files.items() if path not in slow for item in found]
+    for number, found in enumerate(slow):
+        shares[number % count] += found
+    quick = [item for found in kinds.values() if found not in slow for item in found]
     for number, share in enumerate(shares):
         size = (len(items) + number) // count  # as xdist shares them out
         share += [quick.pop(0) for _ in range(min(len(quick), size - len(share)))]
@@ -80,6 +98,14 @@ def _frozen() -> None:
     """Spare each full garbage collection, of which every profile makes one, the objects of all imported modules."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _few_restarts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans with fewer restarts, which take most of the time of a small run; only `test_allocation.py` has all."""
+    module = sys.modules.get("ecc.methods.ecc.allocation")
+    if module is not None and request.path.name != "test_allocation.py":
+        monkeypatch.setattr(module, "MAX_RESTARTS", 2)
 
 
 @pytest.fixture(autouse=True)

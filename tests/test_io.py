@@ -50,12 +50,18 @@ def test_a_failed_write_keeps_the_old_file_and_no_temporary_one(
 
 
 def test_a_file_system_that_cannot_sync_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(_: int) -> None:
+    called: list[int] = []
+
+    def unsupported(descriptor: int) -> None:
+        called.append(descriptor)
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "fsync", unsupported)
     sync_folder(tmp_path)
     sync_folder(tmp_path / "missing")
+    assert len(called) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(called[0])  # it was closed
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])

@@ -19,6 +19,7 @@ from ecc.task import with_batch_size
 from ecc.zoo import AlexNet, find_data, find_task, image_task
 from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.recipe import read_recipe
+from ecc.zoo.resnet_cifar import CifarResNet
 from energy.cases import origin
 from methods.jobs import digits_model, true_model
 from zoo.data import trees
@@ -98,7 +99,8 @@ def thin_alexnet(classes: int) -> nn.Module:
 def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_data_set(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(NETWORKS, "alexnet", replace(NETWORKS["alexnet"], build=thin_alexnet))
+    for name_of_net, build in (("alexnet", thin_alexnet), ("resnet56", lambda classes: CifarResNet(1, classes))):
+        monkeypatch.setitem(NETWORKS, name_of_net, replace(NETWORKS[name_of_net], build=build))
     recipe = read_recipe(RECIPES / name)
     make, size = TREES[recipe.task]
     tree = trees.cityscapes(tmp_path / "data") if "cityscapes" in name else make(tmp_path / "data")

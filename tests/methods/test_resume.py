@@ -52,18 +52,18 @@ def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -
     assert not list((tmp_path / "parts").glob(".*.tmp"))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of two processes; see `processes.py`."""
-    pytest.importorskip("accelerate")
-    folder = tmp_path_factory.mktemp("processes")
-    in_two_processes("methods/processes.py", folder)
-    return folder
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAININGS)
-def test_two_processes_train_as_one_with_the_joint_batch(folder: Path, name: str) -> None:
+def test_two_processes_train_as_one_decide_the_same_and_resume(tmp_path: Path) -> None:
+    """One test, so that the processes run once, whichever worker gets it."""
+    pytest.importorskip("accelerate")
+    in_two_processes("methods/processes.py", tmp_path)
+    for name in TRAININGS:
+        check_training_with_the_joint_batch(tmp_path, name)
+    check_decisions_at_every_step(tmp_path)
+    check_that_the_first_process_writes_and_the_run_resumes(tmp_path)
+
+
+def check_training_with_the_joint_batch(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     model = Net(norm=False, dropout=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -79,8 +79,7 @@ def test_two_processes_train_as_one_with_the_joint_batch(folder: Path, name: str
         assert torch.equal(first[key], second[key])
 
 
-@pytest.mark.slow
-def test_two_processes_make_the_same_decisions_at_every_step(folder: Path) -> None:
+def check_decisions_at_every_step(folder: Path) -> None:
     first, second = (load_state(folder / f"{rank}.safetensors") for rank in (0, 1))
     assert list(first["steps"]) == list(second["steps"]) == [str(step + 1) for step in range(16)]
     for step, values in first["steps"].items():
@@ -92,8 +91,7 @@ def test_two_processes_make_the_same_decisions_at_every_step(folder: Path) -> No
     assert all(torch.equal(first["slim"][name], second["slim"][name]) for name in first["slim"])
 
 
-@pytest.mark.slow
-def test_only_the_first_process_writes_and_a_stopped_run_resumes_bit_for_bit(folder: Path) -> None:
+def check_that_the_first_process_writes_and_the_run_resumes(folder: Path) -> None:
     assert not (folder / "whole-1").exists()
     sessions = json.loads((folder / "parts" / "environment.json").read_text())["sessions"]
     assert len(sessions) == 2

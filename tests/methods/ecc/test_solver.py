@@ -50,9 +50,17 @@ both = pytest.mark.parametrize("make", [channels, weights])
 # ---------------------------------------------------------------- every network
 
 
-@pytest.mark.parametrize("kind", ["scheduled", "admm"])
 @pytest.mark.parametrize(
-    ("name", "budget"), [(name, "50%") for name in NETS] + [("residual", "35%"), ("digits", "80%")]
+    ("name", "budget", "kind"),
+    [
+        *((name, "50%", "scheduled") for name in NETS),
+        *(
+            pytest.param(name, "50%", "admm", marks=[pytest.mark.thorough] * (name not in ("residual", "grouped")))
+            for name in NETS
+        ),
+        *(("residual", "35%", kind) for kind in ("scheduled", "admm")),
+        ("digits", "80%", "scheduled"),
+    ],
 )
 def test_the_budget_is_met_on_schedule_resume_is_exact_and_slim_is_equal(name: str, budget: str, kind: str) -> None:
     net, example, graph = traced(name)
