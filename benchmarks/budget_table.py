@@ -23,7 +23,8 @@ def _loop() -> str:
     alone = after["prediction_only"]
     shares = [alone[name] for name in ("within_98_to_100", "above_100", "smallest")]
     lines = [["none: predictions only", "", *(f"{share:.1%}" for share in shares), "", "", ""]]
-    lines += [_loop_row("before", before), _loop_row("now", after)]
+    for kind in after["by_device"]:
+        lines += [_loop_row(f"{kind}, {name}", one, kind) for name, one in (("before", before), ("now", after))]
     found, readings = after["reading"], _readings(after)
     goals = {
         f"at least {WITHIN_GOAL:.0%} of the last readings within 98 to 100 %": found["within_98_to_100"] >= WITHIN_GOAL,
@@ -34,7 +35,9 @@ def _loop() -> str:
     text = f"""## The measured loop
 
 {found["runs"]} simulated runs: the devices differ from the energy model by {after["error"]:.0%} in common and by twice as much
-in the errors of single widths, and a reading has a standard deviation of {after["noise"]:.1%}. *Reading* is the last
+in the errors of single widths, and a reading has a standard deviation of {after["noise"]:.1%}. These errors are independent,
+or those of kernels: they depend on the block of 8 channels and on the alignment of a width. *Before* is commit
+{before["environment"]["commit"][:7]}, which knew independent errors only. *Reading* is the last
 measurement, *result* the cost without noise. Readings include that of the dense network. Without the loop, with predictions
 only, {alone["above_100"]:.0%} of the results exceed their budget, by up to {alone["largest"] - 1:.0%}. Goals: {_verdicts(goals)}.
 """
@@ -43,16 +46,17 @@ only, {alone["above_100"]:.0%} of the results exceed their budget, by up to {alo
     return "\n".join([text, table(head, lines), "", origin(AFTER), "", origin(BEFORE), "", ""])
 
 
-def _loop_row(name: str, found: dict[str, Any]) -> list[str]:
-    result, readings = found["result"], _readings(found)
-    shares = [found["reading"]["within_98_to_100"], result["within_98_to_100"], result["above_100"], result["smallest"]]
+def _loop_row(name: str, found: dict[str, Any], kind: str) -> list[str]:
+    result, readings = found["by_device"][kind]["result"], _readings(found, kind)
+    reading = found["by_device"][kind]["reading"]
+    shares = [reading["within_98_to_100"], result["within_98_to_100"], result["above_100"], result["smallest"]]
     counts = [f"{readings['mean']:.1f}", f"{readings['p90']:.0f}", f"{readings['max']:.0f}"]
     return [name, *(f"{share:.1%}" for share in shares), *counts]
 
 
-def _readings(found: dict[str, Any]) -> dict[str, float]:
-    """Readings of a run, from the runs themselves."""
-    counts = sorted(row["readings"] for rows in found["runs"].values() for row in rows)
+def _readings(found: dict[str, Any], kind: str = "") -> dict[str, float]:
+    """Readings of a run, from the runs themselves; those of one kind of device if one is given."""
+    counts = sorted(row["readings"] for name, rows in found["runs"].items() if name.endswith(kind) for row in rows)
     return {
         "mean": sum(counts) / len(counts),
         "p90": counts[-(-9 * len(counts) // 10) - 1],

@@ -17,16 +17,15 @@ and then the same number of epochs of fine-tuning; `equal`, the default, gives a
 Cells, deadline, resuming and the record are those of `cells.py`: run the same command again to continue. The dense network
 and the states of unfinished cells are beside the JSON, at most 7 MB for each process.
 
-Plan for one call of 585 s on an H200. Recorded: 5.8 ms of the GPU for a step of batch 256, summed over 18 processes with
-MPS; alone 7.6 ms dense and 10.2 ms pruned, before widths were aligned to 8. An epoch has 195 steps.
-    start, CUDA contexts, capture    25 s
-    logits of the teacher            0.4 s an epoch and seed (a third of a step): 22 s for 60 epochs, 75 s for 200
-    a cell of 60 epochs              11,700 steps, 68 s: 7 cells of one seed (498 s), an eighth is saved at the end
-    a cell of 200 epochs             39,000 steps, 226 s: 2 cells (452 s), a third is saved at the end
-So 60 epochs need one call for a seed of the seven default methods, and three calls for three seeds. The public table
-(`--epochs 200 --shares 0.469,0.389 --methods ecc,tp_group_norm --seeds 0`, 2.13x and 2.57x) needs two calls after the
-dense network, which `--tune-epochs 100` trains in 113 s. If the kernels take less than 5.8 ms now, more cells fit; nothing
-has to be changed, since cells are taken in their order until the time is over.
+Plan for one call of 585 s on an H200. Recorded: 4.2 ms of the GPU for a step of batch 256, summed over 6 to 12 processes
+with MPS (alone 6.6 ms, and 8.1 ms without compiled norms). An epoch has 195 steps.
+    start, data, CUDA contexts       20 s; 20 s more if both ways to run a step are timed (without `--compile yes`)
+    logits of the teacher            0.25 s an epoch and seed: 15 s for 60 epochs, 50 s for 200
+    a cell of 60 epochs              11,700 steps, 50 s: 10 cells
+    a cell of 200 epochs             39,000 steps, 165 s: 3 cells
+So 60 epochs need two calls for three seeds of the six methods without `dense`. The public table (`--epochs 200 --shares
+0.469,0.389 --methods ecc,tp_group_norm --seeds 0`, 2.13x and 2.57x) needs two calls after the dense network, which
+`--tune-epochs 100` trains in 120 s. Cells are taken in their order until the time is over, and continue in the next call.
 The copy of CIFAR-10 is lossy, so the numbers compare methods with each other.
 """
 
