@@ -58,7 +58,7 @@ def paper(
     freeze: tuple[str, ...] = (),
 ) -> Variant:
     """Algorithm 1 with the paper's importance and logit distillation; beta and rho are set to converge in few steps."""
-    constants = {"admm_width_lr": width_lr, "admm_width_penalty": penalty, "admm_energy_penalty": penalty}
+    constants = {"paper_width_lr": width_lr, "paper_width_penalty": penalty, "paper_energy_penalty": penalty}
     settings = {"solver": "paper", "lr_schedule": "constant", "importance": "adam_norm", "depth": False, **constants}
     return Variant(settings | {"width_multiple": 1, "kd_temperature": None}, budgets, freeze=freeze)
 

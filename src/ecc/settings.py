@@ -137,21 +137,21 @@ class DistillSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdmmSettings:
+class PaperSettings:
     """Constants of Algorithm 1. The defaults are those of the authors' published command."""
 
-    width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
-    width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
-    energy_penalty: float = option(10.0, "Penalty of the energy (rho_2).", above=0, flag="admm_energy_penalty")
+    width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="paper_width_lr")
+    width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="paper_width_penalty")
+    energy_penalty: float = option(10.0, "Penalty of the energy (rho_2).", above=0, flag="paper_energy_penalty")
     min_energy_slope: float = option(
-        1e-3, "Smallest gradient after projecting z (epsilon).", above=0, flag="admm_min_energy_slope"
+        1e-3, "Smallest gradient after projecting z (epsilon).", above=0, flag="paper_min_energy_slope"
     )
-    max_norm: float | None = option(1.0, "Maximum norm of the gradient of s.", above=0, flag="admm_max_norm")
+    max_norm: float | None = option(1.0, "Maximum norm of the gradient of s.", above=0, flag="paper_max_norm")
     floor_width_dual: bool = option(
-        True, "Use floor(s) in Eq. (11), as the authors' code.", flag="admm_floor_width_dual"
+        True, "Use floor(s) in Eq. (11), as the authors' code.", flag="paper_floor_width_dual"
     )
     project_energy_dual: bool = option(
-        True, "Project z (Sec. 3.3.3). Without it the solver stalls.", flag="admm_project_energy_dual"
+        True, "Project z (Sec. 3.3.3). Without it the solver stalls.", flag="paper_project_energy_dual"
     )
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class CompressSettings:
         None, "Precision of the measurements; fp32 if not given.", choices=get_args(Precision)
     )
     inference_channels_last: bool = option(False, "Use the channels-last memory format in the measurements.")
-    admm: AdmmSettings = field(default_factory=AdmmSettings)
+    paper_constants: PaperSettings = field(default_factory=PaperSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     distill: DistillSettings = field(default_factory=DistillSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
@@ -224,11 +224,11 @@ class CompressSettings:
         check_runner(self.runner)
         if self.lr_schedule == "cosine" and self.finetune_lr is not None:
             raise EccError("lr_schedule 'cosine' has no separate finetune_lr; leave one of them out.")
-        without = {"scheduled": ("admm",), "admm": ("admm", "uniform_floor"), "paper": ("uniform_floor", "lr_schedule")}
+        if self.solver != "paper" and self.paper_constants != PaperSettings():
+            raise EccError("the options --paper-* are constants of solver 'paper'; leave them out.")
+        without = {"scheduled": (), "admm": ("uniform_floor",), "paper": ("uniform_floor", "lr_schedule")}
         for name in without[self.solver]:
-            if name == "admm" and self.admm != AdmmSettings():
-                raise EccError("the options --admm-* are constants of solver 'paper'; leave them out.")
-            if name != "admm" and getattr(self, name) != getattr(CompressSettings, name):
+            if getattr(self, name) != getattr(CompressSettings, name):
                 raise EccError(f"{name} has no effect with solver {self.solver!r}; leave it out.")
 
     @classmethod

@@ -252,7 +252,7 @@ def test_widths_are_multiples_as_in_the_profile(tmp_path: Path) -> None:
 def test_the_published_solver_is_measured_and_says_if_it_did_not_converge(
     tmp_path: Path, width_lr: float, is_met: bool
 ) -> None:
-    constants = {"admm_width_penalty": 1.0, "admm_energy_penalty": 1.0, "admm_width_lr": width_lr}
+    constants = {"paper_width_penalty": 1.0, "paper_energy_penalty": 1.0, "paper_width_lr": width_lr}
     options = {"solver": "paper", "importance": "adam_norm", "prune_steps": 60, **constants}
     summary = wide_job("60%", factor=0.9, **options).run(tmp_path / "run").summary
     steps = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "cost_check"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ecc.errors import EccError
-from ecc.methods import AdmmSettings, CompressSettings
+from ecc.methods import CompressSettings, PaperSettings
 from ecc.options import options_of, settings_from
 from ecc.training import Cosine
 
@@ -21,9 +21,9 @@ from ecc.training import Cosine
         ({"lr_schedule": "cosine", "solver": "paper"}, "lr_schedule has no effect with solver 'paper'"),
         ({"uniform_floor": 0.5, "solver": "admm"}, "uniform_floor has no effect with solver 'admm'"),
         ({"solver": "magic"}, "solver is 'magic'; choose one of scheduled, admm, paper"),
-        ({"admm_width_lr": math.inf}, "admm_width_lr is inf"),
-        ({"admm_width_lr": 3.5, "solver": "admm"}, "are constants of solver 'paper'"),
-        ({"admm_width_lr": 3.5}, "are constants of solver 'paper'"),
+        ({"paper_width_lr": math.inf}, "paper_width_lr is inf"),
+        ({"paper_width_lr": 3.5, "solver": "admm"}, "are constants of solver 'paper'"),
+        ({"paper_width_lr": 3.5}, "are constants of solver 'paper'"),
         ({"precision": "fp8"}, "precision is 'fp8'"),  # nested settings are checked too
         ({"kd_weight": 1.5}, "kd_weight is 1.5"),
         ({"prune_step": 5}, "unknown setting 'prune_step'; did you mean 'prune_steps'?"),
@@ -68,7 +68,7 @@ def test_one_cosine_spans_pruning_and_finetuning(reduction: float) -> None:
 
 
 def test_the_preset_of_the_paper() -> None:
-    paper = CompressSettings.paper(prune_steps=7, admm_width_lr=10.0)
+    paper = CompressSettings.paper(prune_steps=7, paper_width_lr=10.0)
     assert (paper.solver, paper.importance, paper.min_width_ratio, paper.width_multiple) == (
         "paper",
         "adam_norm",
@@ -76,4 +76,4 @@ def test_the_preset_of_the_paper() -> None:
         1,
     )
     assert (paper.lr, paper.finetune_lr, paper.train.clip_norm, paper.distill.temperature) == (1e-5, 3e-5, 1.0, None)
-    assert (paper.prune_steps, paper.admm) == (7, AdmmSettings(width_lr=10.0))
+    assert (paper.prune_steps, paper.paper_constants) == (7, PaperSettings(width_lr=10.0))

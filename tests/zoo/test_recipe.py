@@ -57,7 +57,8 @@ def test_recipes_of_the_paper_have_its_numbers(
     settings = found.settings
     assert (found.batch_size, settings.prune_steps, settings.finetune_steps) == (batch, steps, finetune_steps)
     assert (settings.lr, settings.train.weight_decay, settings.distill.weight) == (1e-5, 1e-4, 0.5)
-    assert (settings.solver, settings.admm.width_penalty, settings.admm.energy_penalty) == ("paper", penalty, penalty)
+    constants = settings.paper_constants
+    assert (settings.solver, constants.width_penalty, constants.energy_penalty) == ("paper", penalty, penalty)
     assert found.methods == ["ecc", "netadapt", "amc"]
 
 

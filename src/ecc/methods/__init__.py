@@ -14,14 +14,13 @@ from .baselines.uniform import Uniform
 from .budget_controller import BudgetController
 from .compression import Compression
 from .cost_evaluator import CostEvaluator, MeasuredCost
-from .ecc import AdmmSettings, EccSolver, WeightSolver
+from .ecc import EccSolver, PaperSettings, WeightSolver
 from .ecc.method import Ecc
 from .feasibility import check_feasibility
 from .runner import CompressedModel
 from .unstructured import WeightCompression
 
 __all__ = [
-    "AdmmSettings",
     "Amc",
     "AmcSettings",
     "BudgetController",
@@ -41,6 +40,7 @@ __all__ = [
     "Method",
     "NetAdapt",
     "NetAdaptSettings",
+    "PaperSettings",
     "PruningContext",
     "Scratch",
     "Uniform",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ecc.errors import EccError
 from ecc.methods.ecc.admm import (
-    AdmmSettings,
-    AdmmSolver,
     AdmmState,
+    PaperSettings,
+    PaperSolver,
     penalty_of_rank,
     project_energy_dual,
     proximal_keep,
@@ -186,22 +186,22 @@ def test_width_and_dual_steps_by_hand() -> None:
 def solver_of(
     full: Sequence[int],
     cost: ProductCost,
-    settings: AdmmSettings | None = None,
+    settings: PaperSettings | None = None,
     least: Tensor | None = None,
     *,
     costs: int = 1,
     width_multiple: int = 1,
-) -> AdmmSolver:
+) -> PaperSolver:
     constraints = ResourceConstraints([cost] * costs, bare_graph(full), "cpu")
     alive, least = torch.ones(sum(full), dtype=torch.bool), torch.ones(len(full)) if least is None else least
     problem = PruningProblem(ChannelRanking(full), constraints, least, width_multiple)
-    return AdmmSolver(settings or AdmmSettings(), problem, alive)
+    return PaperSolver(settings or PaperSettings(), problem, alive)
 
 
 def test_two_iterations_by_hand() -> None:
     """Two groups of 3 and 2 channels, E = s_1 s_2 (dense 6), budget 3; alpha = 1/2, beta = 1/4, rho = 2, 1."""
     full = [3, 2]
-    constants = AdmmSettings(width_lr=0.25, width_penalty=2.0, energy_penalty=1.0, min_energy_slope=0.5, max_norm=None)
+    constants = PaperSettings(width_lr=0.25, width_penalty=2.0, energy_penalty=1.0, min_energy_slope=0.5, max_norm=None)
     solver = solver_of(full, pair_cost(full, [(0, 1)], [1.0]), constants)
     importance, state = torch.tensor([2.0, 5.0, 4.0, 9.0, 8.0]), solver.state
     assert state.widths.tolist() == [3, 2]
@@ -243,7 +243,7 @@ COST = pair_cost(FULL, [(0, 1)], [0.5], linear=[1.0, 1.0])
 
 def test_the_solver_updates_at_every_step_and_resumes() -> None:
     schedule, importance = Schedule((1.0,), (0.5,), 10), torch.rand(14, generator=torch.Generator().manual_seed(0))
-    first, second = (solver_of(FULL, COST, AdmmSettings(width_lr=50.0)) for _ in range(2))
+    first, second = (solver_of(FULL, COST, PaperSettings(width_lr=50.0)) for _ in range(2))
     assert all(first.is_due(schedule, step) for step in range(10))
     for step in range(1, 8):
         second.load([tensor.clone() for tensor in first.state])
@@ -262,7 +262,7 @@ def test_what_the_paper_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="2 costs"):
         solver_of(FULL, COST, costs=2)
     with pytest.raises(EccError, match="width_lr is 0"):
-        AdmmSettings(width_lr=0)
+        PaperSettings(width_lr=0)
 
 
 # ---------------------------------------------------------------- the authors' AlexNet on a Jetson TX2
@@ -294,7 +294,7 @@ class Alexnet:
         return float(self.cost.value(widths.to(torch.float64)))
 
     def run(self, iterations: int, width_lr: float, *, project: bool = True) -> AdmmState:
-        constants = AdmmSettings(width_lr=width_lr, project_energy_dual=project)
+        constants = PaperSettings(width_lr=width_lr, project_energy_dual=project)
         solver = solver_of(self.full, self.cost, constants, self.min_widths)
         state = solver.state
         for iteration in range(iterations):

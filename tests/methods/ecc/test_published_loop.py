@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ecc.energy.cost import BilinearForm
 from ecc.graph import AffineSize, ChannelGraph, trace_channels
-from ecc.methods import AdmmSettings, EccSolver
+from ecc.methods import EccSolver, PaperSettings
 from methods.ecc.published_loop import Constants, PublishedLoop
 from methods.nets import ProductCost
 
@@ -89,7 +89,7 @@ class Problem:
     def solver(self, graph: ChannelGraph) -> EccSolver:
         constants = self.constants
         optimizer = torch.optim.Adam(self.net.parameters(), lr=constants.alpha, weight_decay=constants.weight_decay)
-        settings = AdmmSettings(
+        settings = PaperSettings(
             width_lr=constants.beta,
             width_penalty=constants.rho_1,
             energy_penalty=constants.rho_2,

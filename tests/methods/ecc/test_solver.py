@@ -23,7 +23,7 @@ from ecc.errors import BadFile, EccError, EccWarning, InfeasibleBudget
 from ecc.formatting import si
 from ecc.graph import ChannelGraph, live_channels, slim, trace_channels
 from ecc.measure.meters.platform import Platform
-from ecc.methods import AdmmSettings, EccSolver, WeightSolver
+from ecc.methods import EccSolver, PaperSettings, WeightSolver
 from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer
 from methods.nets import NETS, assert_resumes_exactly, bytes_cost, macs_cost, traced, train
 
@@ -160,7 +160,7 @@ def test_without_pruning_it_is_the_inner_optimizer(make: Make) -> None:
 
 def test_the_published_algorithm_prunes_and_resumes() -> None:
     net, example, graph = traced("chain")
-    solver = channels(net, graph, "60%", 150, solver=AdmmSettings(width_lr=100.0), lr=1e-3)
+    solver = channels(net, graph, "60%", 150, solver=PaperSettings(width_lr=100.0), lr=1e-3)
     costs: list[float] = []
     train(net, solver, example, range(150), lambda _: costs.append(float(solver.energy)))
     assert solver.is_met
@@ -176,7 +176,7 @@ def test_alpha_is_the_largest_learning_rate() -> None:
     net, example, graph = traced("residual")
     first, *rest = net.parameters()
     adam = Adam([{"params": [first], "lr": 0.0}, {"params": rest, "lr": 1e-2}])
-    constants = AdmmSettings(width_lr=30.0, width_penalty=5000.0, energy_penalty=5000.0)
+    constants = PaperSettings(width_lr=30.0, width_penalty=5000.0, energy_penalty=5000.0)
     solver = channels(net, graph, "60%", 60, optimizer=adam, solver=constants)
     train(net, solver, example, range(60))
     assert solver.widths != graph.full_widths

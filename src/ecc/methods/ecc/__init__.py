@@ -2,6 +2,6 @@
 
 from ecc.methods.ecc.solver import Duals, EccSolver
 from ecc.methods.ecc.weight_solver import WeightSolver
-from ecc.settings import AdmmSettings
+from ecc.settings import PaperSettings
 
-__all__ = ["AdmmSettings", "Duals", "EccSolver", "WeightSolver"]
+__all__ = ["Duals", "EccSolver", "PaperSettings", "WeightSolver"]

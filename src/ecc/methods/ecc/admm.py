@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ecc.methods.ecc.constraints import PruningProblem
 from ecc.methods.ecc.scheduled import Schedule, load_like
-from ecc.settings import AdmmSettings
+from ecc.settings import PaperSettings
 
 # ---------------------------------------------------------------- Algorithm 2: the proximal step
 #
@@ -226,7 +226,7 @@ class AdmmState(NamedTuple):
     """z."""
 
 
-class AdmmSolver:
+class PaperSolver:
     """One iteration of Algorithm 1 after every training step. Of the schedule it uses only the final budget.
 
     Args:
@@ -240,7 +240,7 @@ class AdmmSolver:
 
     name = "paper"
 
-    def __init__(self, settings: AdmmSettings, problem: PruningProblem, alive: Tensor) -> None:
+    def __init__(self, settings: PaperSettings, problem: PruningProblem, alive: Tensor) -> None:
         ranking, constraints = problem.ranking, problem.constraints
         if len(constraints.costs) > 1 or problem.width_multiple > 1:
             raise ValueError(

@@ -34,7 +34,11 @@ class Ecc:
         settings = context.settings
         chosen: dict[str, Any] = {"solver": settings.solver, "uniform_floor": settings.uniform_floor}
         if settings.solver == "paper":
-            chosen = {"solver": settings.admm, "warm_up": 0.0, "ramp": 1.0}  # no schedule: it may use all steps
+            chosen = {
+                "solver": settings.paper_constants,
+                "warm_up": 0.0,
+                "ramp": 1.0,
+            }  # no schedule: it may use all steps
         self._context, self._step, self._targets = context, 0, list(context.targets)
         self.solver = EccSolver(
             context.model,

@@ -15,14 +15,14 @@ from ecc.errors import EccWarning
 from ecc.graph import ChannelGraph, mask_branches_, mask_channels_
 from ecc.graph.slimming import check_before_slim
 from ecc.graph.structure import Branch
-from ecc.methods.ecc.admm import AdmmSolver
+from ecc.methods.ecc.admm import PaperSolver
 from ecc.methods.ecc.constraints import Limit, channel_problem
 from ecc.methods.ecc.importance import BranchExits, ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
 from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.relative_admm import RelativeAdmmSolver
 from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
-from ecc.settings import SOLVERS, AdmmSettings
+from ecc.settings import SOLVERS, PaperSettings
 
 __all__ = ["Duals", "EccSolver"]
 
@@ -61,7 +61,7 @@ class EccSolver(PruningOptimizer):
         importance: Channel importance, `"taylor"` or `"adam_norm"` (the paper's). By default `"taylor"` with
             `solver="scheduled"` and `"adam_norm"` otherwise.
         solver: `"scheduled"` and `"admm"`, the paper's algorithm in relative units, meet the budget on schedule.
-            `"paper"` is the algorithm as published, which may not converge within `steps`; pass `AdmmSettings` to set
+            `"paper"` is the algorithm as published, which may not converge within `steps`; pass `PaperSettings` to set
             its constants.
         uniform_floor: Minimum width of each group as a fraction of its width under uniform pruning to the same budget;
             0 turns it off. Only for `solver="scheduled"`.
@@ -89,12 +89,14 @@ class EccSolver(PruningOptimizer):
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
         importance: str | None = None,
-        solver: str | AdmmSettings = "scheduled",
+        solver: str | PaperSettings = "scheduled",
         uniform_floor: float = 0.0,
         depth: bool = True,
     ) -> None:
         if isinstance(solver, str) and solver not in SOLVERS:
-            raise ValueError(f"solver={solver!r} is unknown; choose one of {', '.join(SOLVERS)}, or pass AdmmSettings.")
+            raise ValueError(
+                f"solver={solver!r} is unknown; choose one of {', '.join(SOLVERS)}, or pass PaperSettings."
+            )
         if not 0 <= uniform_floor < 1:
             raise ValueError(f"uniform_floor={uniform_floor} must be at least 0 and below 1.")
         if uniform_floor and solver != "scheduled":
@@ -121,8 +123,8 @@ class EccSolver(PruningOptimizer):
         elif solver == "admm":
             width_solver = RelativeAdmmSolver(problem, alive, WidthPlanner(problem, per_remaining_share=share))
         else:
-            settings = solver if isinstance(solver, AdmmSettings) else AdmmSettings()
-            width_solver = AdmmSolver(settings, problem, alive)
+            settings = solver if isinstance(solver, PaperSettings) else PaperSettings()
+            width_solver = PaperSolver(settings, problem, alive)
         self._slices = ConsumerSlices(model, graph, device)
         super().__init__(
             inner,
