@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import random
@@ -101,11 +102,32 @@ def _frozen() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _few_restarts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans with fewer restarts, which take most of the time of a small run; only `test_allocation.py` has all."""
-    module = sys.modules.get("ecc.methods.ecc.allocation")
-    if module is not None and request.path.name != "test_allocation.py":
-        monkeypatch.setattr(module, "MAX_RESTARTS", 2)
+def _shorter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare hundreds of small runs most of their time: plans have fewer restarts, and a graph is verified once.
+
+    `test_allocation.py` has all restarts, and tests/graph verifies its graphs without this.
+    """
+    if (allocation := sys.modules.get("ecc.methods.ecc.allocation")) and request.path.name != "test_allocation.py":
+        monkeypatch.setattr(allocation, "MAX_RESTARTS", 2)
+    if base := sys.modules.get("ecc.methods.base"):
+        monkeypatch.setattr(base, "verify_graph", _verify_once)
+
+
+_VERIFIED: dict[tuple[str, str], float] = {}
+"""Largest difference by class and fingerprint, of graphs that verification did not change."""
+
+
+def _verify_once(model: torch.nn.Module, graph: Any, example_input: Any) -> Any:
+    from ecc.graph import verify_graph
+
+    key = str(type(model)), graph.fingerprint
+    if key in _VERIFIED:
+        return dataclasses.replace(graph, max_relative_diff=_VERIFIED[key])
+    verified = verify_graph(model, graph, example_input)
+    fields = ("groups", "branches", "kept_branches", "notes")
+    if verified.max_relative_diff and all(getattr(verified, name) == getattr(graph, name) for name in fields):
+        _VERIFIED[key] = verified.max_relative_diff
+    return verified
 
 
 @pytest.fixture(autouse=True)

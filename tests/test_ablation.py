@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
+import ablation_table as table
 import pytest
+from paired import paired_interval
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+from ecc.zoo.recipe import read_recipe
 
 
 def cell(variant: str, seed: int, held_out: float, test: float = 0.5, budget: str = "50%") -> dict[str, Any]:
@@ -21,8 +16,6 @@ def cell(variant: str, seed: int, held_out: float, test: float = 0.5, budget: st
 
 
 def test_differences_are_paired_and_verdicts_follow_the_interval() -> None:
-    table = importlib.import_module("ablation_table")
-    paired_interval = importlib.import_module("paired").paired_interval
     base = [0.5, 0.6, 0.9]
     cells = [cell("default", seed, score) for seed, score in enumerate(base)]
     cells += [cell("better", seed, score + 0.01 + 0.001 * seed) for seed, score in enumerate(base)]
@@ -38,9 +31,10 @@ def test_differences_are_paired_and_verdicts_follow_the_interval() -> None:
 
 def test_every_variant_of_every_experiment_has_valid_settings() -> None:
     pytest.importorskip("PIL")
-    grids, recipes = importlib.import_module("evidence_grid"), importlib.import_module("ecc.zoo.recipe")
+    import evidence_grid as grids
+
     for name in grids.DATA:
-        settings = recipes.read_recipe(grids.RECIPES / f"{name}.toml").settings
+        settings = read_recipe(grids.RECIPES / f"{name}.toml").settings
         for variant in (*grids.SOLVER_VARIANTS.values(), *grids.VARIANTS[name].values()):
             made = grids.changed(grids.changed(settings, {"depth": False}), variant.settings)
             assert made.solver == variant.settings.get("solver", "scheduled")
@@ -48,10 +42,11 @@ def test_every_variant_of_every_experiment_has_valid_settings() -> None:
 
 def test_the_solvers_are_compared_by_one_command() -> None:
     pytest.importorskip("PIL")
-    script = importlib.import_module("solvers")
+    import solvers
+
     rows = [{"method": "ecc", "budget": "50%", "seed": seed, "scores": {"finetuned": 0.8}} for seed in range(3)] + [
         {"method": "ecc", "budget": "50%", "seed": seed, "variant": "admm, taylor", "scores": {"finetuned": 0.81}}
         for seed in range(2)
     ]
     rows.append({"method": "ecc", "budget": "50%", "seed": 2, "variant": "admm, taylor", "missing": "not finished"})
-    assert script.differences({"rows": rows}, "admm, taylor") == pytest.approx([1.0, 1.0])
+    assert solvers.differences({"rows": rows}, "admm, taylor") == pytest.approx([1.0, 1.0])

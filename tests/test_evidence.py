@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Sequence
@@ -14,7 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+from ecc.measure import find_meter
+from ecc.zoo.data import ImageData, Packed
+from ecc.zoo.image_task import NETWORKS
+from ecc.zoo.recipe import read_recipe
+from ecc.zoo.resnet_cifar import CifarResNet
+
+pytest.importorskip("PIL")
+import evidence
+import evidence_data as data
+import evidence_grid as grids
+import evidence_record
+import packed
+
 RECORD = {
     "environment": {"cpu": "made up", "date": "2026-01-01", "command": "benchmarks/evidence.py"},
     "device": "a GPU",
@@ -26,16 +37,6 @@ RECORD = {
     "width_multiple": 8,
     "settings": {"min_width_ratio": 0.1},
 }
-
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
-@pytest.fixture
-def data(benchmarks: None) -> Any:
-    return importlib.import_module("evidence_data")
 
 
 def row(
@@ -59,7 +60,7 @@ def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
     (folder / f"{name}.json").write_text(json.dumps({**RECORD, "rows": list(rows)}), encoding="utf-8")
 
 
-def verdict(data: Any, folder: Path, goal: str, where: str = "E1") -> Any:
+def verdict(folder: Path, goal: str, where: str = "E1") -> Any:
     (one,) = [
         one for one in data.verdicts(data.experiments(folder)) if goal in one.goal and one.where.startswith(where)
     ]
@@ -68,10 +69,6 @@ def verdict(data: Any, folder: Path, goal: str, where: str = "E1") -> Any:
 
 @pytest.mark.slow
 def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("PIL")
-    evidence, grids = importlib.import_module("evidence"), importlib.import_module("evidence_grid")
-    measure, packed = importlib.import_module("ecc.measure"), importlib.import_module("packed")
-    recipes, data = importlib.import_module("ecc.zoo.recipe"), importlib.import_module("ecc.zoo.data")
     (tmp_path / "claims").mkdir()
     (tmp_path / "tiny.toml").write_text(
         'task = "resnet20"\nimage_size = [8, 8]\nbatch_size = 4\n'
@@ -84,19 +81,18 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(grids.DATA, "tiny", "cifar10")
     monkeypatch.setitem(grids.MEASURED_BATCH, "tiny", 256)
     monkeypatch.setitem(grids.VARIANTS, "tiny", {"uniform floor": grids.Variant({"uniform_floor": 0.8}, seeds=1)})
-    networks, resnet = importlib.import_module("ecc.zoo.image_task"), importlib.import_module("ecc.zoo.resnet_cifar")
-    small = replace(networks.NETWORKS["resnet20"], build=lambda outputs: resnet.CifarResNet(1, outputs))
-    monkeypatch.setitem(networks.NETWORKS, "resnet20", small)
+    small = replace(NETWORKS["resnet20"], build=lambda outputs: CifarResNet(1, outputs))
+    monkeypatch.setitem(NETWORKS, "resnet20", small)
     monkeypatch.delitem(packed.WEIGHTS, "resnet20")  # random ones are trained
     images = torch.randint(256, (3, 16, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    splits = [data.Packed(some, torch.arange(16) % 2) for some in images]
-    tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
+    splits = [Packed(some, torch.arange(16) % 2) for some in images]
+    tiny = grids.for_all(ImageData("cifar10", ("even", "odd"), *splits))
     options = SimpleNamespace(
         name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", samples=40,
         methods=None, budgets=None, seeds=None, settings="{}", variants="recipe", only={}, protocol="equal",
     )  # fmt: skip
-    recipe = recipes.read_recipe(tmp_path / "tiny.toml")
-    task, source = grids.the_task(options, recipe, tiny), measure.find_meter("platform:jetson-tx2")
+    recipe = read_recipe(tmp_path / "tiny.toml")
+    task, source = grids.the_task(options, recipe, tiny), find_meter("platform:jetson-tx2")
     grids.fitted(task, source, options)
     assert (tmp_path / "new" / "out.profile.gz").exists()
     requested = grids.the_grids(options, recipe, task)
@@ -107,12 +103,12 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
 
     assert evidence.unfinished(requested, {}) == []
     first, variant = requested
-    trained = importlib.import_module("evidence_record").dense_weights
+    trained = evidence_record.dense_weights
     assert list(trained(first)) == ["0", "1"]
     assert trained(first)["0"] != trained(first)["1"]
     assert trained(variant) == {"0": trained(first)["0"]}  # the same network; the variant has one seed
     evidence.measure_results(requested, task, 256, source, math.inf)
-    rows = importlib.import_module("evidence_record").rows_of(requested)
+    rows = evidence_record.rows_of(requested)
     assert [(row.get("variant"), row["method"], row["seed"]) for row in rows] == [
         (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("uniform floor", "ecc", 0)
     ]  # fmt: skip
@@ -153,10 +149,10 @@ AT_OR_ABOVE = {
 
 
 @pytest.mark.parametrize("case", AT_OR_ABOVE)
-def test_goal_at_or_above_every_baseline(data: Any, tmp_path: Path, case: str) -> None:
+def test_goal_at_or_above_every_baseline(tmp_path: Path, case: str) -> None:
     rows, word, numbers = AT_OR_ABOVE[case]
     write(tmp_path, "e1", rows)
-    one = verdict(data, tmp_path, "at or above")
+    one = verdict(tmp_path, "at or above")
     assert (one.verdict, numbers in one.numbers) == (word, True), one
 
 
@@ -172,12 +168,12 @@ def test_goal_at_or_above_every_baseline(data: Any, tmp_path: Path, case: str) -
         ("of dense", "e4", [row("ecc", "65%", 0.89), row("amc", "65%", 0.5)], "open"),
     ],
 )
-def test_goals_with_a_margin(data: Any, tmp_path: Path, goal: str, name: str, rows: list[Any], word: str) -> None:
+def test_goals_with_a_margin(tmp_path: Path, goal: str, name: str, rows: list[Any], word: str) -> None:
     write(tmp_path, name, rows)
-    assert verdict(data, tmp_path, goal, name.upper()).verdict == word
+    assert verdict(tmp_path, goal, name.upper()).verdict == word
 
 
-def test_scores_at_equal_energy_are_interpolated(data: Any, tmp_path: Path) -> None:
+def test_scores_at_equal_energy_are_interpolated(tmp_path: Path) -> None:
     ours = row("ecc", "50%", 0.80, of_budget=1.1)  # 55 % of the dense energy
     theirs = [row("amc", "50%", 0.70, of_budget=1.0), row("amc", "80%", 0.88, of_budget=1.0)]
     write(tmp_path, "e1", [ours, *theirs, row("uniform", "80%", 0.60)])

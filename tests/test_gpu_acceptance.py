@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import gpu_acceptance as acceptance
 import pytest
 import torch
 from torch import nn
@@ -41,18 +41,6 @@ CHECKS = (
 """
 
 
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
-@pytest.fixture
-def acceptance(benchmarks: None) -> ModuleType:
-    import gpu_acceptance
-
-    return gpu_acceptance
-
-
 def called(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "made_up.py").write_text(MADE_UP)
     paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(folder)]
@@ -70,7 +58,7 @@ def called(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_cuda_it_says_so_in_one_line(acceptance: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_cuda_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert acceptance.main([]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "make gpu needs a CUDA device, and torch finds none here; run it on a machine with one."
@@ -78,7 +66,7 @@ def test_without_cuda_it_says_so_in_one_line(acceptance: ModuleType, capsys: pyt
 
 
 def test_the_checks_are_listed_and_unknown_ones_refused(
-    acceptance: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acceptance, "prepare_path", lambda vendor: [])
     assert acceptance.main(["--list"]) == 0
@@ -88,9 +76,7 @@ def test_the_checks_are_listed_and_unknown_ones_refused(
     assert "--only setings: no such check; there are tests," in capsys.readouterr().err
 
 
-def test_packages_that_changed_since_the_record_are_named(
-    acceptance: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_packages_that_changed_since_the_record_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     facts = acceptance.environment("cpu")
     file = tmp_path / "record.json"
     file.write_text(json.dumps({"environment": facts}))
@@ -135,7 +121,7 @@ def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> No
 # ---------------------------------------------------------------- checks on the CPU
 
 
-def test_a_column_that_differs_or_a_setting_that_changes_fails(benchmarks: None) -> None:
+def test_a_column_that_differs_or_a_setting_that_changes_fails() -> None:
     from gpu_checks.settings import judge
 
     good = {"count": "3/4", "same_groups": True, "changed": []}
@@ -147,7 +133,7 @@ def test_a_column_that_differs_or_a_setting_that_changes_fails(benchmarks: None)
     assert not judge({}).passed
 
 
-def test_all_columns_of_a_small_network_are_equal(benchmarks: None) -> None:
+def test_all_columns_of_a_small_network_are_equal() -> None:
     from gpu_checks.settings import COLUMNS, row_of
 
     def make() -> nn.Module:
@@ -161,7 +147,7 @@ def test_all_columns_of_a_small_network_are_equal(benchmarks: None) -> None:
 
 
 @pytest.mark.slow
-def test_mixed_precision_runs_on_the_cpu(benchmarks: None, tmp_path: Path) -> None:
+def test_mixed_precision_runs_on_the_cpu(tmp_path: Path) -> None:
     from gpu_checks.common import Context
     from gpu_checks.loops import amp_with_grad_scaler
 

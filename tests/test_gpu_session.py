@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import gpu_session
 import pytest
+import resnet56
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
@@ -32,14 +33,12 @@ time.sleep(o.sleep)
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    module = importlib.import_module("gpu_session")
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "program.py").write_text(PROGRAM, encoding="utf-8")
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "GRACE", 1.0)
-    monkeypatch.setattr(module, "PART_BYTES", 4096)
-    return module
+    monkeypatch.setattr(gpu_session, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_session, "GRACE", 1.0)
+    monkeypatch.setattr(gpu_session, "PART_BYTES", 4096)
+    return gpu_session
 
 
 def test_a_session_runs_in_order_within_its_time_and_goes_on_later(session: Any, tmp_path: Path) -> None:
@@ -91,13 +90,10 @@ def test_cells_are_listed_and_checked(session: Any, tmp_path: Path, capsys: pyte
     assert "needs far" in capsys.readouterr().out
 
 
-def test_every_experiment_names_a_script_and_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    session = importlib.import_module("gpu_session")
-    resnet56 = importlib.import_module("resnet56")
-    for name, one in session.EXPERIMENTS.items():
+def test_every_experiment_names_a_script_and_its_options() -> None:
+    for name, one in gpu_session.EXPERIMENTS.items():
         assert (ROOT / "benchmarks" / one.script).is_file(), name
-        words = session.command(name, one, Path("out"), Path("inputs"), None)
+        words = gpu_session.command(name, one, Path("out"), Path("inputs"), None)
         if one.script == "resnet56.py":
             options = resnet56.parse(words[2:])
             assert options.mps

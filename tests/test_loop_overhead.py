@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+import loop_overhead
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    script: Any = importlib.import_module("loop_overhead")
     monkeypatch.setattr(sys, "argv", ["loop_overhead.py", "--quick", *words])
-    script.main()
+    loop_overhead.main()
 
 
 @pytest.mark.thorough

@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import ModuleType
 
+import profile_speed as speed
 import pytest
 
 from ecc.measure import Profile
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import EXAMPLE, SmallNet, profile_of, reference, sample
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import profile_speed
-
-    return profile_speed
 
 
 def at(seconds: float) -> datetime:
@@ -33,13 +23,11 @@ def small_profile() -> Profile:
     return profile_of(*rows, reference(2.1, measured_at=at(3.25)))
 
 
-def test_seconds_are_those_from_row_to_row(speed: ModuleType) -> None:
+def test_seconds_are_those_from_row_to_row() -> None:
     assert speed.seconds_of(small_profile()) == ([0.75, 1.0], [0.5])
 
 
-def test_a_network_is_profiled_with_default_options(
-    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_is_profiled_with_default_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board = FakeBoard()
     real = speed.profile
 

@@ -30,7 +30,7 @@ FILE_NAME = re.compile(r"#\s*(\w+\.py)\s*")
 COMMAND = re.compile(r"(?:\w+=\S* )*(ecc|make)(?: |$)(.*)")
 TARGET = re.compile(r"^([a-z][\w-]*)\s*:(?!=)", re.MULTILINE)
 
-SHORTER = {"--pretrain-steps": 5, "--prune-steps": 12, "--finetune-steps": 2, "--seconds": 1}
+SHORTER = {"--pretrain-steps": 2, "--prune-steps": 8, "--finetune-steps": 1, "--seconds": 1}
 """The largest values of options that the pages are executed with."""
 MEASURED = "--window 0.01 --min-ticks 1 --warmup-seconds 0 --probe-seconds 0.05 --no-depth"
 """Options of short measurements; without depth, one file serves all samples."""
@@ -86,6 +86,8 @@ def run(page: Path, folder: Path, run_ecc: Callable[[list[str]], int], targets: 
 def run_ecc(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
     """The command line in this process: arguments in, exit code out."""
     from ecc.cli import main
+
+    monkeypatch.setattr("ecc.export.onnx_tools.BLOCK_SECONDS", 0.001)
 
     def call(arguments: list[str]) -> int:
         monkeypatch.setattr(sys, "argv", ["ecc", *arguments])

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import cells
 import pytest
+import resnet56_methods as methods
+import resnet56_step as step
+import resnet56_table as table
+import resnet56_training as training
 import torch
 import torch.nn.functional as F
 
@@ -16,31 +19,10 @@ from ecc.graph import trace_channels, with_widths
 from ecc.training import load_state
 from ecc.zoo.resnet_cifar import CifarResNet, resnet20
 
-ROOT = Path(__file__).resolve().parent.parent
 SHARE = 0.47
 
 
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
-@pytest.fixture
-def table() -> ModuleType:
-    return importlib.import_module("resnet56_table")
-
-
-@pytest.fixture
-def methods() -> ModuleType:
-    return importlib.import_module("resnet56_methods")
-
-
-@pytest.fixture
-def training() -> ModuleType:
-    return importlib.import_module("resnet56_training")
-
-
-def arguments_of(method: str, training: ModuleType, model: torch.nn.Module, **recipe: Any) -> tuple[Any, ...]:
+def arguments_of(method: str, model: torch.nn.Module, **recipe: Any) -> tuple[Any, ...]:
     """What `run_cell` gets for a small data set: four batches an epoch."""
     torch.manual_seed(0)
     images, labels = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (32,))
@@ -52,7 +34,7 @@ def arguments_of(method: str, training: ModuleType, model: torch.nn.Module, **re
     return method, 0, chosen, SHARE, model, data, training.teacher_logits(model, data["train"], chosen, 0), None
 
 
-def cells(method: str, *scores: float, met: bool = True) -> list[dict[str, Any]]:
+def rows(method: str, *scores: float, met: bool = True) -> list[dict[str, Any]]:
     share = 1.0 if method.startswith("dense") else 0.47
     facts = {"share": share, "macs_share": share, "params": 400_000, "commit": "abc", "share_is_met": met}
     return [{"method": method, "seed": seed, "accuracy": score / 100, **facts} for seed, score in enumerate(scores)]
@@ -64,7 +46,7 @@ def record(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {"cells": found, "headline": "ecc", "settings": settings}
 
 
-def test_paired_differences_have_the_interval_of_students_t(table: ModuleType) -> None:
+def test_paired_differences_have_the_interval_of_students_t() -> None:
     found = table.paired_difference({0: 93.0, 1: 93.2, 2: 93.1}, {0: 92.8, 1: 92.9, 2: 93.0, 3: 1.0})
     assert found.pairs == 3
     assert found.mean == pytest.approx(0.2)
@@ -76,15 +58,15 @@ def test_paired_differences_have_the_interval_of_students_t(table: ModuleType) -
     assert table.paired_difference({0: 93.0}, {1: 92.0}) is None
 
 
-def test_goals_are_judged_by_the_cells(table: ModuleType) -> None:
+def test_goals_are_judged_by_the_cells() -> None:
     found = [
-        *cells("ecc", 93.0, 93.1, 93.2),
-        *cells("uniform", 92.6, 92.7, 92.8),
-        *cells("tp_magnitude", 92.3, 92.7, 92.5),
-        *cells("dense", 93.3, 93.4, 93.5),
-        *cells("dense_distilled", 93.1, 93.2, 93.3),
-        *cells("tp_taylor", 99.0, 99.0, 99.0, met=False),  # another share of the MACs does not count
-        *cells("ecc_widths", 99.0, 99.0, 99.0),  # a variant is no baseline
+        *rows("ecc", 93.0, 93.1, 93.2),
+        *rows("uniform", 92.6, 92.7, 92.8),
+        *rows("tp_magnitude", 92.3, 92.7, 92.5),
+        *rows("dense", 93.3, 93.4, 93.5),
+        *rows("dense_distilled", 93.1, 93.2, 93.3),
+        *rows("tp_taylor", 99.0, 99.0, 99.0, met=False),  # another share of the MACs does not count
+        *rows("ecc_widths", 99.0, 99.0, 99.0),  # a variant is no baseline
     ]
     lead, dense, distilled = table.goals(found, "ecc")
     assert "+0.40 (± 0.00)" in lead
@@ -94,11 +76,11 @@ def test_goals_are_judged_by_the_cells(table: ModuleType) -> None:
 
 
 def test_the_section_shows_every_method_and_is_empty_without_the_file(
-    table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = {"method": "tp_taylor", "seed": 1, "error": "RuntimeError: no", "commit": "abc", "share": 0.47}
-    other = [{**cell, "share": 0.39} for cell in cells("ecc", 90.0)]
-    found = [*cells("ecc", 93.0, 93.1), *cells("uniform", 92.0, 92.1), failed, *other]
+    other = [{**cell, "share": 0.39} for cell in rows("ecc", 90.0)]
+    found = [*rows("ecc", 93.0, 93.1), *rows("uniform", 92.0, 92.1), failed, *other]
     text = table.section_of(record(found), 0.47, "source")
     assert "| ECC (default) | 93.05 | 0.07 | 2 | - | - | 47.0% | 400 k |" in text
     assert "| uniform, Taylor | 92.05 |" in text
@@ -108,19 +90,19 @@ def test_the_section_shows_every_method_and_is_empty_without_the_file(
     assert table.resnet56_section() == ""
 
 
-def test_every_method_has_a_name_in_the_table(table: ModuleType, methods: ModuleType) -> None:
+def test_every_method_has_a_name_in_the_table() -> None:
     assert set(methods.METHODS) == set(table.NAMES)
     assert set(methods.DEFAULT_METHODS) <= set(methods.METHODS)
     assert methods.HEADLINE in methods.DEFAULT_METHODS
 
 
-def test_macs_are_those_of_the_graph_and_of_the_paper(methods: ModuleType) -> None:
+def test_macs_are_those_of_the_graph_and_of_the_paper() -> None:
     model = resnet20()
     graph = trace_channels(model, torch.randn(1, 3, 32, 32))
     assert methods.count_macs(model) == counted_cost(graph, "macs").dense == 40_551_040
 
 
-def test_uniform_widths_use_up_the_macs(methods: ModuleType) -> None:
+def test_uniform_widths_use_up_the_macs() -> None:
     graph = trace_channels(resnet20(), torch.randn(1, 3, 32, 32))
     cost = counted_cost(graph, "macs")
     full = {group.name: group.width for group in graph.groups}
@@ -134,7 +116,7 @@ def test_uniform_widths_use_up_the_macs(methods: ModuleType) -> None:
         assert max(ratios) - min(ratios) <= 1 / 8
 
 
-def test_crops_are_shifted_and_flipped_images(training: ModuleType) -> None:
+def test_crops_are_shifted_and_flipped_images() -> None:
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     padded = training.padded(images)
     rows = torch.tensor([[2, 4, 4, 0], [1, 4, 4, 1], [0, 0, 8, 0]])
@@ -155,8 +137,8 @@ def test_crops_are_shifted_and_flipped_images(training: ModuleType) -> None:
         *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dense", "ecc_early_floor", "greedy_taylor")),
     ],
 )
-def test_a_cell_uses_all_batches_and_meets_the_share(methods: ModuleType, training: ModuleType, method: str) -> None:
-    cell = methods.run_cell(*arguments_of(method, training, resnet20(), weight_decay=1e-3))
+def test_a_cell_uses_all_batches_and_meets_the_share(method: str) -> None:
+    cell = methods.run_cell(*arguments_of(method, resnet20(), weight_decay=1e-3))
     assert cell["batches"] == 12
     if method == "dense":
         assert cell["macs_share"] == 1
@@ -164,11 +146,6 @@ def test_a_cell_uses_all_batches_and_meets_the_share(methods: ModuleType, traini
         assert SHARE - 0.012 <= cell["macs_share"] <= SHARE  # a channel of ResNet-20 is up to 1 % of it
         assert cell["macs"] == round(cell["macs_share"] * 40_551_040)
     assert 0 <= cell["accuracy"] <= 1
-
-
-@pytest.fixture
-def step() -> ModuleType:
-    return importlib.import_module("resnet56_step")
 
 
 def slim_resnet() -> torch.nn.Module:
@@ -182,7 +159,7 @@ def slim_resnet() -> torch.nn.Module:
     return with_widths(model, graph, widths)
 
 
-def test_the_fast_step_trains_as_sgd_does(step: ModuleType) -> None:
+def test_the_fast_step_trains_as_sgd_does() -> None:
     model = slim_resnet()
     usual, wide = copy.deepcopy(model).double().train(), step.widened(model).double().train()
     widths = [layer.out_channels for layer in wide.modules() if isinstance(layer, torch.nn.Conv2d)]
@@ -223,21 +200,18 @@ class EndsAfter:
 
 @pytest.mark.parametrize(("method", "looks"), [("ecc", (1, 4)), ("uniform", (1,)), ("dense", (2,)), ("tp_like", (1,))])
 def test_a_paused_cell_continues_as_if_it_had_not_been_stopped(
-    methods: ModuleType,
-    training: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
     looks: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(training, "CHECK_EVERY", 2)
-    cells = importlib.import_module("cells")
     if method == "tp_like":  # a network that another package has pruned in place
         monkeypatch.setattr(
             methods, "run_torch_pruning", lambda run, model, settings: run.finish_pruned(prune_inner(model, settings))
         )
         method = "tp_magnitude"
-    arguments = arguments_of(method, training, CifarResNet(blocks_per_stage=1))
+    arguments = arguments_of(method, CifarResNet(blocks_per_stage=1))
     whole = methods.run_cell(*arguments, result=tmp_path / "whole")
     for count in looks:
         file = tmp_path / f"{count}.state"
@@ -269,8 +243,8 @@ def prune_inner(model: torch.nn.Module, settings: object) -> torch.nn.Module:
     return model
 
 
-def test_the_published_protocol_adds_the_search(methods: ModuleType, training: ModuleType) -> None:
-    arguments = arguments_of("ecc", training, CifarResNet(blocks_per_stage=1), epochs=2)
+def test_the_published_protocol_adds_the_search() -> None:
+    arguments = arguments_of("ecc", CifarResNet(blocks_per_stage=1), epochs=2)
     cell = methods.run_cell(*arguments, is_published=True)
     assert cell["batches"] == 16
     assert cell["prune_batches"] == 8

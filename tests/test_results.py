@@ -1,23 +1,12 @@
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("write_results")
+import write_results as script
 
 
-def test_the_pages_of_results_are_what_the_files_say(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pages_of_results_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = script.page(), script.long_page()
     monkeypatch.setattr(script, "page", lambda: texts[0])  # rendered once
     monkeypatch.setattr(script, "long_page", lambda: texts[1])
@@ -30,7 +19,7 @@ def test_the_pages_of_results_are_what_the_files_say(
             assert script.wrong() == ["page.md"]
 
 
-def test_the_goals_for_a_step_are_judged_by_the_file(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_goals_for_a_step_are_judged_by_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = {"a": 1.029, "b": 1.031, "c": 1.03, "d": 2.0}
     networks = {name: {"ratio_to_adam": {"ecc": ratio}} for name, ratio in ratios.items()}
     monkeypatch.setattr(script, "load", lambda name: {"device": "NVIDIA H200", "networks": networks})

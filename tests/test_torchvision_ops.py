@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+import torchvision_ops as ops
 from torch import Tensor
-
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-
-
-@pytest.fixture
-def ops(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import torchvision_ops
-
-    return torchvision_ops
 
 
 def overlap(one: Tensor, other: Tensor) -> float:
@@ -27,7 +15,7 @@ def overlap(one: Tensor, other: Tensor) -> float:
     return float(both / ((one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod() - both))
 
 
-def test_nms_keeps_boxes_that_no_better_box_overlaps(ops: Any) -> None:
+def test_nms_keeps_boxes_that_no_better_box_overlaps() -> None:
     generator = torch.Generator().manual_seed(0)
     low = torch.rand(40, 2, generator=generator)
     boxes = torch.cat([low, low + 0.1 + torch.rand(40, 2, generator=generator)], 1)
@@ -54,7 +42,7 @@ def sample(image: Tensor, y: float, x: float) -> Tensor:
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_roi_align_is_the_mean_of_bilinear_samples(ops: Any, aligned: bool) -> None:
+def test_roi_align_is_the_mean_of_bilinear_samples(aligned: bool) -> None:
     features = torch.randn(2, 3, 7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     regions = torch.tensor([[0, 2, 3, 20, 11], [1, -9, 5, 14, 40], [1, 6, 6, 6.5, 6.2]], dtype=torch.float64)
     found = ops.roi_align(features, regions, 0.5, 2, 3, 2, aligned)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+pytest.importorskip("PIL")
+import vit
+import vit_table as table
 
 
-@pytest.fixture
-def vit(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    pytest.importorskip("PIL")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("vit")
-
-
-def test_batches_of_an_epoch_are_always_the_same_and_labels_sum_to_one(vit: ModuleType) -> None:
+def test_batches_of_an_epoch_are_always_the_same_and_labels_sum_to_one() -> None:
     images = torch.randint(0, 256, (10, 3, 128, 128), dtype=torch.uint8)
     batches = vit.StrongBatches(images, torch.arange(10), 4)
     first, again, other = (list(batches(epoch)) for epoch in (0, 0, 1))
@@ -32,7 +25,7 @@ def test_batches_of_an_epoch_are_always_the_same_and_labels_sum_to_one(vit: Modu
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
 
 
-def test_a_whole_crop_without_changes_is_the_image(vit: ModuleType) -> None:
+def test_a_whole_crop_without_changes_is_the_image() -> None:
     images = torch.randint(0, 256, (2, 3, 128, 128), dtype=torch.uint8)
     same = torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.9, 0.5, 0.5, 0.5, 0.0]])
     flipped = torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.1, 0.5, 0.5, 0.5, 0.0]])
@@ -41,7 +34,7 @@ def test_a_whole_crop_without_changes_is_the_image(vit: ModuleType) -> None:
     torch.testing.assert_close(vit.augmented(images, flipped.expand(2, -1)), whole.flip(-1), rtol=1e-3, atol=1e-3)
 
 
-def test_mixed_images_have_the_shares_of_their_labels(vit: ModuleType) -> None:
+def test_mixed_images_have_the_shares_of_their_labels() -> None:
     images, targets = torch.stack([torch.zeros(3, 128, 128), torch.ones(3, 128, 128)]), torch.eye(2)
     for draws in ([0.1, 0.5, 0.3, 0.3], [0.9, 0.5, 0.3, 0.7]):
         found, shares = vit.mixed(images, targets, draws)
@@ -50,8 +43,6 @@ def test_mixed_images_have_the_shares_of_their_labels(vit: ModuleType) -> None:
 
 
 def test_the_table_compares_with_ecc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    table = importlib.import_module("vit_table")
 
     def cell(method: str, seed: int, score: float, **more: Any) -> dict[str, Any]:
         facts = {"of_budget": 0.99, "removed_branches": 2, "scores": {"finetuned": score}}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from paper_fit import HIDDEN_LAYERS, HIDDEN_WIDTH, ITERATIONS, draw_curves, fit_with_adam, paper_curves
 from torch import nn
 
 from ecc.energy import fit
@@ -18,12 +18,6 @@ from ecc.energy.regression import Samples, folds
 from ecc.measure import Profile
 from ecc.records import from_json, to_json
 from energy.cases import AUTHORS_BIAS, authors_alexnet, random_widths, samples_from, structure_of
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-try:
-    from paper_fit import HIDDEN_LAYERS, HIDDEN_WIDTH, ITERATIONS, draw_curves, fit_with_adam, paper_curves
-finally:
-    sys.path.pop(0)
 
 H200 = Path(__file__).parents[2] / "profiles" / "h200"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from functools import cache
 from pathlib import Path
@@ -26,11 +25,7 @@ from ecc.graph.masked_norm import MaskedNorm
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
     transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    try:
-        from transformer_models import MODELS
-    finally:
-        sys.path.pop(0)
+    from transformer_models import MODELS
 
 pytestmark = [
     pytest.mark.slow,

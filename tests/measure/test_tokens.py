@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +18,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
     transformers = pytest.importorskip("transformers", minversion="5", reason="a static cache of transformers 5")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-try:
-    import tiny_models as tiny
-    from transformer_models import MODELS
-finally:
-    del sys.path[:2]
+from transformer_models import MODELS
+
+import zoo.tiny_models as tiny
 
 pytestmark = [
     pytest.mark.slow,
