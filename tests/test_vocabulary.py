@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,11 +55,6 @@ RETIRED_NAMES = RETIRED | {
 
 PHRASES = ("on the scales", "9 in 10", "nine in ten", "lives and dies", "live and die", "by the model's word")
 
-ALLOWED = {
-    "tests/test_vocabulary.py",  # this list
-    "CHANGELOG.md",
-}
-
 
 def python_files() -> list[Path]:
     folders = ("src", "benchmarks", "examples")
@@ -95,20 +87,14 @@ def complaints(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_files_use_the_vocabulary_of_the_field(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in ALLOWED:
-        pytest.skip("holds the retired words on purpose")
-    assert ast.parse(path.read_text(encoding="utf-8")) is not None
-    assert complaints(path, texts_of(path)) == []
+def test_python_files_use_the_vocabulary_of_the_field() -> None:
+    files = python_files()
+    assert len(files) > 200
+    assert [found for path in files for found in complaints(path, texts_of(path))] == []
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_pages_use_the_vocabulary_of_the_field(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in ALLOWED:
-        pytest.skip("holds the retired words on purpose")
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-    assert complaints(path, lines) == []
+def test_pages_use_the_vocabulary_of_the_field() -> None:
+    pages = [path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.name != "CHANGELOG.md"]
+    assert len(pages) > 20
+    for path in pages:
+        assert complaints(path, enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)) == []

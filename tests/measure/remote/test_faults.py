@@ -310,15 +310,6 @@ def test_a_hundred_faults_lose_and_double_nothing(
     inject(faults, network, meter_file, tmp_path / "net.profile", seed)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(10))
-def test_many_more_faults(
-    seed: int, network: tuple[nn.Module, ChannelGraph, Tensor], meter_file: Path, tmp_path: Path
-) -> None:
-    faults = [random.Random(100 * seed + number).choice(FAULTS) for number in range(60)]
-    inject(faults, network, meter_file, tmp_path / "net.profile", seed)
-
-
 def test_a_board_that_hangs_is_noticed_in_bounded_time(meter_file: Path) -> None:
     board = Board(local_board(hang_seconds=1.0, retry_seconds=1.0), f"{meter_file}:Counter", None, QUICK)
     assert board._link is not None
