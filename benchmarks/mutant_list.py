@@ -524,7 +524,7 @@ SLIMMING = [
     Mutant(
         "slimming-optimizer-state",
         f"{_GRAPH}/slimming.py",
-        "key: _sliced(value, axes) * factors.get(name, 1.0) ** -_order(key)",
+        "key: _scaled(_sliced(value, axes), factors.get(name), -_order(key))",
         "key: copy.deepcopy(value)",
         "the state of the optimizer keeps its dense shape",
     ),
@@ -667,8 +667,8 @@ SLIMMING = [
     Mutant(
         "grouping-unread",
         f"{_GRAPH}/grouping.py",
-        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER) & ~self.zeroed), ",
-        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER) & ~self.zeroed)[:0], ",
+        "self._freeze(np.flatnonzero(~maskable), ",
+        "self._freeze(np.flatnonzero(~maskable)[:0], ",
         "channels without a consumer are prunable",
     ),
     Mutant(
