@@ -288,7 +288,7 @@ TWICE = r"^sample \d+ failed twice: OutOfMemoryError: CUDA out .* GiB\. The 5 sa
         (Failing(3, 9), None, None),
         (Failing(3, 9, error=COUNTER_JUMPED), None, None),
         (Failing(3, 9, error=MemoryError()), None, None),
-        (Failing(6, 7), BadMeasurement, TWICE),
+        (Failing(6, 7, 8, 9), BadMeasurement, TWICE),
         (Failing(6, error=ZeroDivisionError()), ZeroDivisionError, None),
         (Failing(6, error=KeyboardInterrupt()), KeyboardInterrupt, None),
     ],
@@ -308,6 +308,21 @@ def test_a_sample_that_fails_is_repeated_once_and_a_failed_profile_resumes(
         computed(path)
     computed(path.with_suffix(".smooth"))
     assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_a_sample_that_fails_twice_is_measured_again_at_the_end(path: Path, is_fixed: bool) -> None:
+    computed(path.with_suffix(".smooth"))
+    expected = {sample.index: sample.widths for sample in Profile.load(path.with_suffix(".smooth")).design_samples}
+    messages: list[str] = []
+    broken = () if is_fixed else range(len(expected) + 1, 2 * len(expected) + 9)  # nothing works from some time on
+    source = Failing(6, 7, *broken)
+    with nullcontext() if is_fixed else pytest.raises(BadMeasurement, match=r"^sample \d+ failed twice: "):
+        computed(path, source, progress=lambda step: messages.append(step.message))
+    postponed = [message for message in messages if message.endswith("failed twice; it is measured again at the end.")]
+    found = {sample.index: sample.widths for sample in Profile.load(path).design_samples}
+    assert len(postponed) == (1 if is_fixed else 2)
+    assert found == expected if is_fixed else found.items() < expected.items()
 
 
 def test_a_reference_that_fails_at_once_leaves_no_file(path: Path) -> None:

@@ -185,7 +185,7 @@ def profile(
 
     Raises:
         BadFile: If the file belongs to another network, device, meter or setting, or is being written.
-        BadMeasurement: If a sample failed twice in a row.
+        BadMeasurement: If two samples in a row failed, each twice, or one of them failed at the end again.
         BadWidths: If the network has too few widths for the design.
         EccError: If an argument is out of its range.
     """
@@ -272,6 +272,8 @@ class _ProfileRun:
         self._total = self._done + len(self._pending)
         self._drift: Drift | None = None
         self._has_warned = False
+        self._has_failed = False
+        """Whether the last sample failed."""
         last = max((sample.session for sample in writer.samples), default=-1)
         self._session = last + 1 if profiler.drifts else 0
         self._check_early_stop()
@@ -313,7 +315,12 @@ class _ProfileRun:
             self._warn_about_drift()
         else:
             round_, index = self._pending[0]
-            sample = self._measure(index, round_)
+            try:
+                sample = self._measure(index, round_)
+            except BadMeasurement as error:
+                self._postpone(error)
+                return
+            self._has_failed = False
             self._writer.append(sample)
             self._pending.popleft()
             self._done += 1
@@ -322,6 +329,18 @@ class _ProfileRun:
         self._report(sample=sample)
         if stop:
             self._report(message=stop)
+
+    def _postpone(self, error: BadMeasurement) -> None:
+        """Measure a sample that failed after all others, so that one of them does not stop a long profile.
+
+        Raises:
+            BadMeasurement: If the sample before it failed as well, or it is the last one.
+        """
+        if self._has_failed or len(self._pending) == 1:
+            raise error
+        self._has_failed = True
+        self._report(message=f"sample {self._pending[0][1]} failed twice; it is measured again at the end.")
+        self._pending.rotate(-1)
 
     def _missing(self) -> deque[tuple[int, int]]:
         """(round, index) of missing samples in the order of measurement: shuffled within each round."""
