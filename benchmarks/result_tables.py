@@ -142,10 +142,12 @@ def energy_models() -> str:
                 f"{one['noise']:.2%}",
                 f"{bilinear['mean']:.2%}",
                 f"**{physical['mean']:.2%}**",
+                "" if one["from_100"] is None else f"{one['from_100']:.2%}",
                 f"{physical['p90']:.2%}",
                 f"{physical['bias']:+.2%}",
                 f"{physical['dense_fitted']:+.1%} / {physical['dense']:+.1%}",
                 f"{physical['smallest']:+.1%}",
+                f"{physical['ends']}: {physical['max_at_ends']:.1%}",
                 f"{physical['near_dense']:.2%}",
             ]
         )
@@ -156,10 +158,12 @@ def energy_models() -> str:
         "noise",
         "bilinear",
         "physical",
+        "from 100",
         "p90",
         "bias",
         "dense: fitted / held out",
         "smallest, held out",
+        "ends, held out: max",
     ]
     return table([*head, "near dense"], lines)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from evidence_data import AFTER, Experiment, experiments, match, share_of
 from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, main_perplexities
 from paired import Interval, paired_interval
+from residual_variance import MIN_GAIN
 from resnet56_table import long_goals, long_training
 from result_tables import RESULTS, load, table
 
-DEPTH_GOAL, FLOOR_GOAL, GAP_GOAL, STEP_GOAL = 0.03, 0.15, 0.01, 1.03
+PAPER_GOAL, DEPTH_GOAL, FLOOR_GOAL, GAP_GOAL, STEP_GOAL = 0.02, 0.03, 0.15, 0.01, 1.03
 
 
 def comparisons(found: list[Experiment]) -> dict[tuple[str, str], tuple[str, Interval]]:
@@ -166,11 +168,25 @@ def _evidence_goals(compared: dict[tuple[str, str], tuple[str, Interval]]) -> li
     return rows
 
 
+def _errors_follow(profiles: dict[str, Any], names: list[str]) -> str:
+    """What the held-out errors of some profiles depend on."""
+    gains = ("gain_of_single_widths", "gain_of_pairs")
+    if any(profiles[name]["residuals"][gain] > MIN_GAIN for name in names for gain in gains):
+        return "the held-out errors still depend on widths, so terms are missing"
+    return (
+        "the held-out errors follow no function of one width and no smooth one of a layer's two widths: kernels change "
+        "from one multiple of 8 to the next"
+    )
+
+
 def _record_goals() -> list[Row]:
     profiles = load("energy_fit.json")["profiles"]
     mean = {name: one["families"]["physical"]["mean"] for name, one in profiles.items()}
     papers = {name: value for name, value in mean.items() if not name.startswith("depth/")}
     depth = {name: value for name, value in mean.items() if name.startswith("depth/")}
+    few = {name: one["from_100"] for name, one in profiles.items() if one["from_100"] is not None}
+    missed = [name for name, value in papers.items() if value > PAPER_GOAL]
+    noises = [profiles[name]["noise"] for name in missed] or [0.0]
     floor, gap, steps = _floors(), load("allocation_gap.json"), load("step_time.json")["networks"]
     slowest = max(steps, key=lambda name: steps[name]["ratio_to_adam"]["ecc"])
     ratio = steps[slowest]["ratio_to_adam"]["ecc"]
@@ -182,15 +198,22 @@ def _record_goals() -> list[Row]:
     rows: list[Row] = [
         (
             "energy model of the paper's networks: error at most 2 % from 250 samples",
-            f"{sum(value <= 0.02 for value in papers.values())} of {len(papers)}; largest {papers[worst]:.2%}, {worst}",
-            max(papers.values()) <= 0.02,
-            "likely because kernels are selected by shape; the cause was not isolated",
+            f"{sum(value <= PAPER_GOAL for value in papers.values())} of {len(papers)}; largest {papers[worst]:.2%}, {worst}",
+            max(papers.values()) <= PAPER_GOAL,
+            f"repeats differ by {min(noises):.1%} to {max(noises):.1%} only; {_errors_follow(profiles, missed)}",
+        ),
+        (
+            "energy model of the paper's networks: error at most 3 % from 100 samples",
+            f"{sum(value <= DEPTH_GOAL for value in few.values())} of {len(few)}; largest {max(few.values()):.2%}, "
+            f"{max(few, key=lambda name: few[name])}",
+            max(few.values()) <= DEPTH_GOAL,
+            "",
         ),
         (
             f"energy model with removed branches: error at most {DEPTH_GOAL:.0%}",
             f"{sum(value <= DEPTH_GOAL for value in depth.values())} of {len(depth)}; largest {depth[wide]:.2%}, {wide}",
             max(depth.values()) <= DEPTH_GOAL,
-            "single channels of narrow layers change the kernel; met in multiples of 8",
+            "single channels of narrow layers change the kernel; met in multiples of 4 and 8",
         ),
         (
             f"least energy of ResNet-56 and ViT-Tiny at most {FLOOR_GOAL:.0%} of dense",

@@ -20,6 +20,7 @@ from llm_table import encoder_section, llm_section
 from loop_table import loop_section
 from paper_table import paper_section
 from profile_table import profile_section
+from residual_variance import MIN_GAIN
 from resnet56_table import resnet56_section
 from result_tables import (
     ROOT,
@@ -119,7 +120,28 @@ def depth_errors() -> str:
         f"Profiles in `depth/` include networks with removed residual branches (FP32, cuDNN autotuning). Goal of their error: at "
         f"most {DEPTH_ERROR_GOAL:.0%}. {'; '.join(each)}.\nResNet-56 has 16 to 64 channels in a layer: single channels change which "
         f"kernel runs, and networks of one or two channels are\nhardest to predict. Use `--width-multiple 8` for such networks "
-        f"on a GPU."
+        f"on a GPU.\n\n{residual_sentences()}"
+    )
+
+
+def residual_sentences() -> str:
+    """What the held-out errors depend on, where they are above their goal."""
+    found = {name: one for name, one in load("energy_fit.json")["profiles"].items() if one["residuals"]}
+    lines = []
+    for name, one in found.items():
+        parts = one["residuals"]
+        gains = (("one width", parts["gain_of_single_widths"]), ("the two widths of a layer", parts["gain_of_pairs"]))
+        lines.append(
+            f"{name}: std {parts['std']:.1%}, noise {one['noise']:.1%}; "
+            + ", ".join(f"{what} {gain:.1f}" for what, gain in gains)
+            + (f" (alike over {parts['length_of_pairs']:.0f} channels)" if parts["gain_of_pairs"] > MIN_GAIN else "")
+        )
+    return (
+        f"Held-out errors of the profiles above their goal (logarithms), and how much a Gaussian process of one width, or of the two "
+        f"widths of a layer, raises their log-likelihood (more than {MIN_GAIN:g} would count): {'; '.join(lines)}.\nThe errors are "
+        "far above the noise of the measurements. Where nothing raises the likelihood, they follow neither a function of one width "
+        "nor a smooth one of a layer's two widths: the cost changes from one multiple of 8 to the next, as libraries select "
+        "kernels by shape."
     )
 
 
@@ -204,8 +226,11 @@ what the paper's published code does; *unaligned counter* reads the NVML energy 
 
 Ten-fold cross-validated relative errors on profiles measured on an {profiles_measured()}.
 *Noise* is the standard deviation of repeated measurements of the dense network. `bilinear` is the paper's model,
-`physical` the default; its hyper-parameters are chosen within each fold. The dense and the smallest network are part of
-every profile and of every fold's fit; their errors when held out are given apart and are not part of the mean.
+`physical` the default; its hyper-parameters are chosen within each fold. *From 100* is its error on all other samples when it
+is fitted to 100, a mean over {load("energy_fit.json")["choices_of_100"]} random choices. The dense and the smallest network, with all branches and without
+any, are part of every profile and of every fold's fit; their errors when held out (*ends*: how many, and the largest) are
+given apart and are not part of the mean. The terms of the model were chosen on these profiles; only coefficients, steps
+and the strength of the prior are chosen within the folds.
 
 {energy_models()}
 

@@ -141,7 +141,9 @@ def steps_of_digits(with_factors: bool = False) -> StepTerms:
     heights = np.random.default_rng(0).random(len(steps))
     sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
     multiples, factors = tuple(step.multiple for step in steps), tuple(step.factor for step in steps)
-    made = StepTerms(tuple(heights.tolist()), sizes, levels, multiples, len(structure.groups), factors=factors)
+    lengths, count = tuple(step.length for step in steps), len(structure.groups)
+    made = StepTerms(tuple(heights.tolist()), sizes, levels, multiples, count, factors=factors, lengths=lengths)
+    assert {1, RISE} == set(lengths)
     assert with_factors == any(factor != ONE for factor in factors)
     return made
 
@@ -150,16 +152,17 @@ def steps_of_digits(with_factors: bool = False) -> StepTerms:
 def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor], with_factors: bool) -> None:
     """Except for those of sizes that are not a multiple."""
     made = steps_of_digits(with_factors)
-    parts = list(zip(made.heights, made.sizes, made.levels, made.multiples, made.factors, strict=True))
+    steps = (made.heights, made.sizes, made.levels, made.multiples, made.factors, made.lengths)
+    parts = list(zip(*steps, strict=True))
     small, large = (made.terms(widths) for widths in pair)
-    for before, after, (height, size, level, multiple, factor) in zip(
+    for before, after, (height, size, level, multiple, factor, length) in zip(
         small.tolist(), large.tolist(), parts, strict=True
     ):
         channels, times = slow_size(size, pair[0].tolist()), slow_size(factor, pair[0].tolist())
         if multiple:
             assert before == pytest.approx(height * times if round(channels) % multiple else 0)
         else:
-            assert before == pytest.approx(height * times * min(1.0, max(0.0, (channels - level) / RISE)))
+            assert before == pytest.approx(height * times * min(1.0, max(0.0, (channels - level) / length)))
             assert 0 <= before <= after + 1e-12
     assert any(made.multiples)
     assert float(made.value(pair[0])) == pytest.approx(float(small.sum()))
@@ -174,8 +177,9 @@ def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(
     made = replace(made, heights=tuple(h * (m == 0) for h, m in zip(made.heights, made.multiples, strict=True)))
     basis = torch.eye(len(widths)).double()
     towards_smaller = torch.stack([(made.value(widths) - made.value(widths - step * e)) / step for e in basis])
-    off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / RISE
-    just_above_a_kink = (((off - off.round()) * RISE > 0) & ((off - off.round()) * RISE < step)).any(1)
+    lengths = torch.tensor(made.lengths, dtype=torch.float64)
+    off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / lengths
+    just_above_a_kink = (((off - off.round()) * lengths > 0) & ((off - off.round()) * lengths < step)).any(1)
     close = torch.isclose(made.gradient(widths), towards_smaller, atol=1e-6, rtol=1e-3 if with_factors else 1e-5)
     assert bool((close | just_above_a_kink).all())
 

@@ -137,6 +137,11 @@ def test_steps_by_hand() -> None:
     assert (step_levels(RISE), step_levels(RISE + 1)) == ((), (1,))
     step = Step("a", AffineSize(0, ((0, 1),)), 16, (0,))
     assert step.at(np.array([[8.0], [16.0], [20.0], [24.0], [40.0]])).tolist() == [0, 0, 0.5, 1, 1]
+    single = replace(step, level=3, length=1)
+    assert single.at(np.array([[0.0], [3.0], [3.5], [4.0], [9.0]])).tolist() == [0, 0, 0.5, 1, 1]
+    structure = structure_with(layer(7, width(0), width(1)))
+    levels = [step.level for step in candidate_steps(structure) if step.length == 1 and step.size == width(0)]
+    assert levels == [1, 2, 3, 4, 5, 6, 7]  # of 8 channels
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -238,6 +243,18 @@ def test_strength_of_the_prior_scales_with_the_number_of_samples(monkeypatch: py
     assert len(used) == 1 + len(families.STRENGTHS)
 
 
+def test_kernels_for_few_channels_are_learned() -> None:
+    """Layers of one or two channels run a kernel that takes a third of the energy."""
+    structure = deep_chain()
+    generator = np.random.default_rng(0)
+    full = np.array(structure.full_widths)
+    widths = np.minimum(generator.choice([1, 2, 3, 4, 6, 8, 16, 32], (120, len(full))), full).astype(np.float64)
+    widths[:, full == 10] = 10
+    values = 1e-3 + (np.where(widths < 3, 1.0, 3.0) * (1 + widths / 64)).sum(axis=1) * 1e-4
+    train, test = Samples(structure, widths[:60], values[:60]), widths[60:]
+    assert np.abs(physical(train).at(test) / values[60:] - 1).mean() < 0.01
+
+
 # ---------------------------------------------------------------- steps with a factor
 
 
@@ -320,7 +337,7 @@ def test_shapes_are_those_of_repeated_layers() -> None:
     assert len(groups) == 9
     assert len(set(groups)) == 3  # behind the first convolution, between two blocks, before the classifier
     assert list(numbers).count(numbers[0]) == 1  # the constant
-    levels = {step.level for step in steps if not step.multiple}
+    levels = {(step.level, step.length) for step in steps if not step.multiple}
     assert len(
         {number for number, step in zip(numbers[len(terms) :], steps, strict=True) if not step.multiple}
     ) == 3 * len(levels)
@@ -330,7 +347,7 @@ def test_equal_layers_share_what_few_samples_tell(monkeypatch: pytest.MonkeyPatc
     """Every group costs more than the prior expects from 17 channels on; 25 samples cannot show that of each."""
     structure = deep_chain()
     truth = by_shape(structure, lambda number: 5e-8)
-    steps = tuple(step for step in candidate_steps(structure) if step.level == 16)
+    steps = tuple(step for step in candidate_steps(structure) if step.level == 16 and step.length == RISE)
     assert len(steps) == 9
     truth = replace(truth, steps=steps, heights=(2e-4,) * 9)
     widths = [random_widths(structure, 25, seed=seed) for seed in range(4)]
@@ -338,8 +355,8 @@ def test_equal_layers_share_what_few_samples_tell(monkeypatch: pytest.MonkeyPatc
     shared = np.mean([error_of(physical(one), truth, structure) for one in few])
     monkeypatch.setattr(families, "_shapes", lambda structure, terms, steps: np.arange(len(terms) + len(steps)))
     apart = np.mean([error_of(physical(one), truth, structure) for one in few])
-    assert shared < 0.015
-    assert shared < 0.7 * apart
+    assert shared < 0.03
+    assert shared < 0.6 * apart
 
 
 def test_equal_layers_that_cost_differently_do_not_share() -> None:

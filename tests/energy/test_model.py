@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, FitQuality, fit
-from ecc.energy.cost import ONE
+from ecc.energy.cost import ONE, RISE
 from ecc.energy.families import FAMILIES, FittedModel, candidate_products
 from ecc.energy.model import build_model
 from ecc.energy.regression import samples_from_profile
@@ -288,7 +288,7 @@ def test_a_fitted_model_round_trips_and_is_readable(digits_model: EnergyModel, t
 
 def test_files_of_version_2_are_read_and_other_versions_refused(digits_model: EnergyModel, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    plain = [k for k, step in enumerate(digits_model.fitted.steps) if step.factor == ONE]
+    plain = [k for k, step in enumerate(digits_model.fitted.steps) if (step.factor, step.length) == (ONE, RISE)]
     steps, heights = (
         tuple(part[k] for k in plain) for part in (digits_model.fitted.steps, digits_model.fitted.heights)
     )
@@ -296,7 +296,7 @@ def test_files_of_version_2_are_read_and_other_versions_refused(digits_model: En
     model.save(path)
     data = json.loads(path.read_text())
     for step in data["fitted"]["steps"]:
-        assert step.pop("factor") == [1, []]
+        assert (step.pop("factor"), step.pop("length")) == ([1, []], RISE)
     path.write_text(json.dumps({**data, "format": "ecc energy model, version 2"}))
     assert len(steps) > 0
     assert EnergyModel.load(path) == model
@@ -325,7 +325,7 @@ def test_a_factor_of_an_unknown_group_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- recorded profiles
 
 
-@pytest.mark.parametrize(("name", "limit"), [("resnet56-m8", 0.01), ("resnet56-m4", 0.03), ("vit_tiny", 0.01)])
+@pytest.mark.parametrize(("name", "limit"), [("resnet56-m8", 0.01), ("resnet56-m4", 0.02), ("vit_tiny", 0.01)])
 def test_recorded_networks_with_removed_branches_are_predicted(name: str, limit: float) -> None:
     """Blocks of one stage have the same shapes, so few samples are enough; without sharing the errors double."""
     model = fit(Profile.load(ROOT / "results" / "depth" / f"{name}.profile.gz"), "physical")

@@ -1,7 +1,7 @@
 """`Cost`, what a network costs at any widths, and the two closed forms that costs are made of.
 
     BilinearForm   base + sum of coefficient * left * right       MACs, bytes, parameters, the paper's energy model
-    StepTerms      sum of height * clip((size - level) / 8, 0, 1) * factor  energy that jumps where kernels change
+    StepTerms      sum of height * clip((size - level) / length, 0, 1) * factor   energy that jumps where kernels change
                    sum of height * [size is not a multiple of m] * factor   energy of sizes that no fast kernel fits
 
 `left`, `right`, `size` and `factor` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients
@@ -29,7 +29,7 @@ Array: TypeAlias = NDArray[np.float64]
 ONE = AffineSize(1)
 
 RISE = 8
-"""Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
+"""Channels over which most steps rise. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
 
 
 PACK = 2.0**20
@@ -288,7 +288,7 @@ class BilinearForm:
 class StepTerms:
     """Sum of height * rise * factor, on one device.
 
-    The rise is clip((size - level) / RISE, 0, 1), or, with a multiple above 0, whether the size is not a multiple of
+    The rise is clip((size - level) / length, 0, 1), or, with a multiple above 0, whether the size is not a multiple of
     it. Between two steps the cost is flat: removing channels there saves nothing, as on the device.
     """
 
@@ -300,13 +300,16 @@ class StepTerms:
     device: torch.device | str = "cpu"
     factors: tuple[AffineSize, ...] = ()
     """One per step; empty if all are `ONE`."""
+    lengths: tuple[int, ...] = ()
+    """Channels over which each step rises; empty if all are `RISE`."""
     _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
     _factor: tuple[Tensor, Tensor] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         matrix, fixed = _matrix(self.sizes, self.num_groups)
         multiple = np.array(self.multiples, dtype=np.float64)
-        scale = np.where(multiple > 0, 1.0, 1 / RISE)
+        lengths = np.array(self.lengths or (RISE,) * len(self.sizes), dtype=np.float64)
+        scale = np.where(multiple > 0, 1.0, 1 / lengths)
         start = np.where(multiple > 0, 0.0, np.array(self.levels, dtype=np.float64)) - fixed
         parts = (np.array(self.heights, dtype=np.float64), matrix.toarray() * scale[:, None], start * scale, multiple)
         object.__setattr__(self, "_parts", tuple(torch.from_numpy(part).to(self.device) for part in parts))

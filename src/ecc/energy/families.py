@@ -42,6 +42,9 @@ MAIN_SHARE = 0.002
 """Layers with a smaller share of the dense cost have no steps with a factor. This bounds their number, and with it the
 time of a fit and of an allocation."""
 
+SINGLE_CHANNELS = 16
+"""Below this size, every channel may be a step of its own: libraries have kernels for few channels."""
+
 MAX_LEVELS = 16
 """Most steps of one size. Their distance is `RISE` times a power of two, as tile sizes are."""
 
@@ -72,7 +75,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Step:
-    """A rise from 0 to 1 over `RISE` channels of a size, or 1 where a size is not a multiple; times a factor."""
+    """A rise from 0 to 1 over some channels of a size, or 1 where a size is not a multiple; times a factor."""
 
     name: str
     """The groups that make up the size."""
@@ -85,13 +88,15 @@ class Step:
     """If above 0, the step is 1 where the size is not a multiple of it, and `level` is not used."""
     factor: AffineSize = ONE
     """The other number of channels of the layer, if the step is one of the cost per channel; else `ONE`."""
+    length: Annotated[int, msgspec.Meta(ge=1)] = RISE
+    """Number of channels over which it rises."""
 
     def rise(self, widths: Array) -> Array:
         """0 to 1 at each row of widths."""
         sizes = size_at(self.size, widths)
         if self.multiple:
             return np.asarray(np.round(sizes) % self.multiple != 0, dtype=np.float64)
-        return np.clip((sizes - self.level) / RISE, 0.0, 1.0)
+        return np.clip((sizes - self.level) / self.length, 0.0, 1.0)
 
     def at(self, widths: Array) -> Array:
         """The rise times the factor at each row of widths."""
@@ -177,8 +182,7 @@ def physical(samples: Samples) -> FittedModel:
     prior = amounts @ common[1:-1] + common[-1] * launches
     prior[0] += common[0]  # idle power and kernel launches belong to the constant term
     steps = (*candidate_steps(structure), *candidate_products(structure, _main_layers(structure, terms, prior)))
-    # An alignment that all samples have, or none, is a constant.
-    steps = tuple(step for step in steps if not step.multiple or np.ptp(step.rise(widths)) > 0)
+    steps = _distinct(steps, widths)
     features = np.column_stack([features, *(step.at(widths) for step in steps)])
     prior = np.concatenate([prior, np.zeros(len(steps))])
     prior_scale = _prior_scales(terms, steps, prior, features, samples)
@@ -200,6 +204,16 @@ def physical(samples: Samples) -> FittedModel:
         steps=tuple(step for step, _ in kept),
         heights=tuple(height for _, height in kept),
     )
+
+
+def _distinct(steps: Sequence[Step], widths: Array) -> tuple[Step, ...]:
+    """Without steps that these widths cannot tell from a constant or from an earlier step of the same size."""
+    found: dict[tuple[AffineSize, AffineSize, bytes], Step] = {}
+    for step in steps:
+        rise = step.rise(widths)
+        if np.ptp(rise) > 0:
+            found.setdefault((step.size, step.factor, rise.tobytes()), step)
+    return tuple(found.values())
 
 
 def _fit_shared(
@@ -254,7 +268,7 @@ def _shapes(structure: StructureSpec, terms: Sequence[Term], steps: Sequence[Ste
         is_input = step.factor != ONE and step.factor == without_frozen(
             structure.layers[step.layers[0]].outgoing, structure
         )
-        kind = (step.multiple, step.level, step.size.at(full), step.factor.at(full), is_input)
+        kind = (step.multiple, step.level, step.length, step.size.at(full), step.factor.at(full), is_input)
         keys.append((kind, sorted(layers[number] for number in step.layers)))
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(repr(key), len(numbers)) for key in keys])
@@ -501,6 +515,8 @@ def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
         name = " + ".join(structure.groups[group] for group, _ in size.multiples)
         found += [Step(name, size, level, tuple(layers)) for level in step_levels(full)]
         found += [Step(name, size, 0, tuple(layers), multiple) for multiple in ALIGNMENTS if multiple <= full]
+        singles = range(1, min(SINGLE_CHANNELS, full))
+        found += [Step(name, size, level, tuple(layers), length=1) for level in singles]
     return tuple(found)
 
 

@@ -37,9 +37,9 @@ from .regression import RESOURCES, Samples, check_sample_count, samples_from_pro
 FORMAT_NAME = "ecc energy model, version"
 FORMAT = f"{FORMAT_NAME} 3"
 READABLE_FORMATS = (FORMAT, f"{FORMAT_NAME} 2")
-"""Steps of version 2 have no factor."""
+"""Steps of version 2 have no factor and no length."""
 FORMULA = (
-    "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1) * factor; "
+    "base + sum of coefficient * left * right + sum of height * clip((size - level) / length, 0, 1) * factor; "
     "in a step with a multiple, 1 or 0 stands for the clip: whether the size is not a multiple of it; "
     "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
@@ -226,7 +226,8 @@ class EnergyModel:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
         multiples, factors = tuple(step.multiple for step in steps), tuple(step.factor for step in steps)
-        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device, factors)
+        lengths = tuple(step.length for step in steps)
+        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device, factors, lengths)
 
     # ------------------------------------------------------------ files
 
