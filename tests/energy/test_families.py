@@ -255,6 +255,22 @@ def test_kernels_for_few_channels_are_learned() -> None:
     assert np.abs(physical(train).at(test) / values[60:] - 1).mean() < 0.01
 
 
+def test_a_network_below_the_range_is_not_predicted_to_cost_nothing() -> None:
+    """No sample has a group of one channel: steps must not take the whole cost of wider ones."""
+    structure = deep_chain()
+    truth = by_shape(structure, lambda number: 1e-6)
+    widths = random_widths(structure, 40).clip(min=2)
+    widths[:, np.array(structure.full_widths) == 10] = 10
+    smallest = np.array([[10.0 if full == 10 else 1.0 for full in structure.full_widths]])
+    for seed in range(3):
+        found = physical(with_noise(Samples(structure, widths, truth.at(widths)), 0.3, seed))
+        assert found.at(smallest)[0] > 0
+        terms = physical_terms(structure)[1:]
+        prior = np.array([np.dot(term.amounts, found.unit_coefficients) for term in terms])
+        assert (np.array(found.coefficients) >= 0.19 * prior).all()
+        assert prior.max() > 0
+
+
 # ---------------------------------------------------------------- steps with a factor
 
 

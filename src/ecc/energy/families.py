@@ -155,6 +155,8 @@ REFERENCE_SAMPLES = 250
 
 _MIN_IMPROVEMENT = 0.9  # coefficients of equal layers differ if the leave-one-out error is then below this share
 
+_MIN_SHARE = 0.2  # a coefficient is at least this share of its prior, so that no network is predicted to cost nothing
+
 _FACTOR_SCALE = 0.3  # scale of the prior of steps with a factor: a layer has twice as many of them as of others
 
 _MIN_RELATIVE_SCALE = 0.02  # smallest scale of a prior, relative to the mean contribution of all terms
@@ -229,15 +231,16 @@ def _fit_shared(
     members[np.arange(len(grouping)), grouping] = 1
     features = features @ members
     prior, prior_scale = (prior @ members) / count, (prior_scale @ members) / count
+    least = _MIN_SHARE * prior
     values, weights, inner = samples.values, samples.weights, ~samples.range_ends
     best, coefficients, strength = np.inf, prior[grouping], STRENGTHS[-1]
     for candidate in STRENGTHS:
         scaled = candidate * REFERENCE_SAMPLES / len(samples)
         found = fit_coefficients(
-            features, values, weights=weights, prior=prior, prior_scale=prior_scale, strength=scaled
+            features, values, weights=weights, prior=prior, prior_scale=prior_scale, strength=scaled, least=least
         )
         errors = leave_one_out_errors(
-            features, values, found, weights=weights, prior_scale=prior_scale, strength=scaled
+            features, values, found, weights=weights, prior_scale=prior_scale, strength=scaled, least=least
         )
         error = float(np.abs(errors[inner]).mean())
         if error < best:
