@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ecc.budget import COUNTED_UNITS as UNITS
 from ecc.energy import Cost, CountedCost, NonzeroCost, counted_cost, nonzero_cost, parse_budget
-from ecc.energy.cost import ONE, RISE, BilinearForm, StepTerms, risen
-from ecc.energy.families import candidate_products, candidate_steps
+from ecc.energy.cost import RISE, BilinearForm, StepTerms
+from ecc.energy.families import candidate_steps
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, trace_channels
 from ecc.graph.structure import TensorShape
@@ -134,85 +134,42 @@ def test_bilinear_form_by_hand() -> None:
     assert "parts" not in vars(form_of(0.5, []))  # dense matrices are only built for `terms`
 
 
-def steps_of_digits(with_factors: bool = False) -> StepTerms:
-    structure = structure_of("digits")
-    steps = candidate_steps(structure)
-    steps += candidate_products(structure, range(len(structure.layers))) if with_factors else ()
+def steps_of_digits() -> StepTerms:
+    steps = candidate_steps(structure_of("digits"))
     heights = np.random.default_rng(0).random(len(steps))
     sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-    multiples, factors = tuple(step.multiple for step in steps), tuple(step.factor for step in steps)
-    lengths, count = tuple(step.length for step in steps), len(structure.groups)
-    made = StepTerms(tuple(heights.tolist()), sizes, levels, multiples, count, factors=factors, lengths=lengths)
-    assert {1, RISE} == set(lengths)
-    assert with_factors == any(factor != ONE for factor in factors)
-    return made
+    multiples = tuple(step.multiple for step in steps)
+    return StepTerms(tuple(heights.tolist()), sizes, levels, multiples, len(structure_of("digits").groups))
 
 
-@given(st.deferred(lambda: pairs_of(structure_of("digits"))), st.booleans())
-def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor], with_factors: bool) -> None:
+@given(st.deferred(lambda: pairs_of(structure_of("digits"))))
+def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor]) -> None:
     """Except for those of sizes that are not a multiple."""
-    made = steps_of_digits(with_factors)
-    steps = (made.heights, made.sizes, made.levels, made.multiples, made.factors, made.lengths)
-    parts = list(zip(*steps, strict=True))
+    made = steps_of_digits()
+    parts = list(zip(made.heights, made.sizes, made.levels, made.multiples, strict=True))
     small, large = (made.terms(widths) for widths in pair)
-    for before, after, (height, size, level, multiple, factor, length) in zip(
-        small.tolist(), large.tolist(), parts, strict=True
-    ):
-        channels, times = slow_size(size, pair[0].tolist()), slow_size(factor, pair[0].tolist())
+    for before, after, (height, size, level, multiple) in zip(small.tolist(), large.tolist(), parts, strict=True):
+        channels = slow_size(size, pair[0].tolist())
         if multiple:
-            assert before == pytest.approx(height * times if round(channels) % multiple else 0)
+            assert before == (height if round(channels) % multiple else 0)
         else:
-            assert before == pytest.approx(height * times * min(1.0, max(0.0, (channels - level) / length)))
+            assert before == pytest.approx(height * min(1.0, max(0.0, (channels - level) / RISE)))
             assert 0 <= before <= after + 1e-12
     assert any(made.multiples)
     assert float(made.value(pair[0])) == pytest.approx(float(small.sum()))
 
 
-@given(st.deferred(lambda: widths_of(structure_of("digits"))), st.booleans(), st.booleans())
-def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(
-    widths: Tensor, at_kinks: bool, with_factors: bool
-) -> None:
+@given(st.deferred(lambda: widths_of(structure_of("digits"))), st.booleans())
+def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(widths: Tensor, at_kinks: bool) -> None:
     widths = (widths / RISE).round() * RISE if at_kinks else widths
-    made, step = steps_of_digits(with_factors), 1e-4
+    made, step = steps_of_digits(), 1e-4
     made = replace(made, heights=tuple(h * (m == 0) for h, m in zip(made.heights, made.multiples, strict=True)))
     basis = torch.eye(len(widths)).double()
     towards_smaller = torch.stack([(made.value(widths) - made.value(widths - step * e)) / step for e in basis])
-    lengths = torch.tensor(made.lengths, dtype=torch.float64)
-    off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / lengths
-    just_above_a_kink = (((off - off.round()) * lengths > 0) & ((off - off.round()) * lengths < step)).any(1)
-    close = torch.isclose(made.gradient(widths), towards_smaller, atol=1e-6, rtol=1e-3 if with_factors else 1e-5)
+    off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / RISE
+    just_above_a_kink = (((off - off.round()) * RISE > 0) & ((off - off.round()) * RISE < step)).any(1)
+    close = torch.isclose(made.gradient(widths), towards_smaller, atol=1e-6)
     assert bool((close | just_above_a_kink).all())
-
-
-def test_gradient_of_misaligned_sizes_is_that_of_their_factor() -> None:
-    made = steps_of_digits(with_factors=True)
-    made = replace(made, heights=tuple(h * (m > 0) for h, m in zip(made.heights, made.multiples, strict=True)))
-    for row in random_widths(structure_of("digits"), 5):
-        widths = torch.tensor(row)
-        torch.testing.assert_close(made.gradient(widths), autograd(made, widths))
-        assert float(made.gradient(widths).max()) > 0
-
-
-@given(st.deferred(lambda: widths_of(structure_of("digits"))), st.booleans())
-def test_arrays_of_steps_equal_their_value_at_whole_widths(widths: Tensor, with_factors: bool) -> None:
-    """A row of a step with a factor holds both of its sizes."""
-    made, widths = steps_of_digits(with_factors), widths.round()
-    product = (2.0,), (AffineSize(1, ((0, 3),)),), (AffineSize(0, ((1, 1),)),)
-    form = BilinearForm(0.5, *product, len(widths)).form(made)
-    expected = 0.5 + 2 * (1 + 3 * float(widths[0])) * float(widths[1]) + float(made.value(widths))
-    assert form.value(widths.numpy()) == pytest.approx(expected, rel=1e-12)
-    assert (form.multiple < 0).any() == with_factors
-
-
-def test_a_step_with_a_factor_by_hand() -> None:
-    """3 * clip((a - 8) / 8, 0, 1) * (5 + 2 b) + 0.5 * [a is not a multiple of 16] * b, for one row with both sizes."""
-    a, b = AffineSize(0, ((0, 1),)), AffineSize(0, ((1, 1),))
-    made = StepTerms((3.0, 0.5), (a, a), (8, 0), (0, 16), 2, factors=(AffineSize(5, ((1, 2),)), b))
-    widths = torch.tensor([12.0, 100.0], dtype=torch.float64)
-    assert made.terms(widths).tolist() == [3 * 0.5 * 205, 50]
-    assert made.gradient(widths).tolist() == [3 * 205 / 8, 3 * 0.5 * 2 + 0.5]
-    heights, rows, start, cap, multiple = made.arrays()
-    assert (heights * risen(rows @ widths.numpy() - start, cap, multiple)).tolist() == [3 * 0.5 * 205, 50]
 
 
 # ---------------------------------------------------------------- counts

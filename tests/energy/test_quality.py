@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from ecc.energy.families import FittedModel, bilinear
+from ecc.energy.families import FittedModel, bilinear, physical
 from ecc.energy.quality import (
     OUTLIER_SAMPLES,
     cross_validate,
@@ -25,7 +23,7 @@ from ecc.errors import BadMeasurement
 from ecc.graph import StructureSpec, trace_channels
 from ecc.measure import find_meter, profile
 from energy.cases import authors_alexnet, random_fitted, samples_from, structure_of
-from graph.branch_nets import NETWORKS, Residual, built
+from graph.branch_nets import NETWORKS, built
 from measure.profile_cases import profile_of, reference, sample
 
 
@@ -83,22 +81,21 @@ def test_ends_of_the_range_with_and_without_branches() -> None:
 
 
 def test_the_smallest_network_with_a_branch_does_not_count_as_an_error(tmp_path: Path) -> None:
-    """Only one network is small and has its branch. Without it the fit extrapolates, and the report says so."""
-    conv = nn.Sequential(nn.Conv2d(96, 192, 3, padding=1), nn.ReLU(), nn.Conv2d(192, 96, 3, padding=1))
-    net = nn.Sequential(nn.Conv2d(1, 96, 3, padding=1), nn.ReLU(), Residual(conv), nn.Flatten(), nn.Linear(96 * 64, 10))
-    x = torch.zeros(64, 1, 8, 8)
+    """Only one network is small and has its branch; without it the fit extrapolates, and the report says so.
+
+    A cost per misaligned layer stands for the kernels of a GPU.
+    """
+    net, x = built(*NETWORKS["basic"][:2])
     graph = trace_channels(net, x, verify=False)
-    assert len(graph.branches) == 1
-    samples = samples_from_profile(
-        profile(net, graph, x, find_meter("platform:jetson-tx2"), tmp_path / "a.profile", samples=30)
-    )
-    errors = cross_validate(bilinear, samples)
-    found = summarize_errors(errors, samples)
-    smallest = [number for number, row in enumerate(samples.widths.tolist()) if row[:2] == [1, 1]]
-    assert samples.range_ends[smallest].all()
-    assert np.abs(errors[smallest]).max() == found.max_at_ends
+    made = profile(net, graph, x, find_meter("platform:jetson-tx2"), tmp_path / "a.profile", samples=30)
+    samples = samples_from_profile(made)
+    extra = 0.3 * samples.values.max() * ((samples.widths % 4 > 0) & (samples.widths > 1)).mean(axis=1)
+    samples = replace(samples, values=samples.values + extra)
+    found = summarize_errors(cross_validate(physical, samples), samples)
     assert found.ends == 4
+    assert found.max_at_ends is not None
     assert found.max_at_ends > 2 * found.max
+    assert found.mean < 0.1
 
 
 def test_each_sample_is_predicted_by_a_model_fitted_without_its_fold() -> None:

@@ -226,18 +226,3 @@ def test_drift_and_unknown_resources_are_refused() -> None:
     assert len(samples_from_profile(unsteady, allow_drift=True)) == 3
     with pytest.raises(BadFile, match="does not hold 'macs'; choose energy or latency"):
         samples_from_profile(profile_of(*STEADY), "macs")
-
-
-def test_coefficients_stay_above_their_lower_bound() -> None:
-    """With fewer and with more samples than coefficients; a bound that does not matter changes nothing."""
-    generator = np.random.default_rng(0)
-    for rows in (4, 40):
-        features, truth = generator.random((rows, 8)), np.array([0.0, 2.0, 0.5, 1.0, 0.0, 3.0, 0.2, 1.0])
-        options = {"prior": np.ones(8), "prior_scale": np.ones(8), "strength": 1e-3}
-        free = fit_coefficients(features, features @ truth + 0.1, **options)
-        least = np.full(8, 0.4)
-        bounded = fit_coefficients(features, features @ truth + 0.1, **options, least=least)
-        assert free.min() < 0.4
-        assert bounded.min() == pytest.approx(0.4)
-        same = fit_coefficients(features, features @ truth + 0.1, **options, least=1e-12)
-        assert same == pytest.approx(free, abs=1e-6)

@@ -353,9 +353,7 @@ def test_the_grid_table_fits_80_columns_and_lists_failures(tmp_path: Path) -> No
     text = shown(terminal.grid_table(load_grid(write_grid(tmp_path / "runs"))), width=80)
     rows = [line.split() for line in text.splitlines()]
     assert "budget method finetuned pruned of dense batches seconds peak MB p".split() in rows
-    (row,) = [row for row in rows if row[:2] == ["65%", "ecc"]]
-    assert row[2:4] + row[5:] == ["0.960±0.014", "0.860±0.014", "%", "70/70", "2", "1"]
-    assert 60 < float(row[4]) < 65  # predicted by a fitted model
+    assert ["65%", "ecc", "0.960±0.014", "0.860±0.014", "64.4", "%", "70/70", "2", "1"] in rows
     assert "failed: amc 65% seed 1: no <luck>" in text
     assert "cost estimated" in text
 

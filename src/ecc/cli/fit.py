@@ -84,13 +84,13 @@ def fit(
 def _check_files(output: Path | None, figures: Path | None, stem: str) -> None:
     """Refuse to overwrite other files, before anything is computed."""
     from ecc.energy.ablation import ABLATION_FORMAT
-    from ecc.energy.model import FORMAT_NAME
+    from ecc.energy.model import FORMAT
     from ecc.io import refuse_other_file
 
     if output is not None:
         if not output.parent.is_dir():
             raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
-        refuse_other_file(output, FORMAT_NAME, "energy model")
+        refuse_other_file(output, FORMAT, "energy model")
     if figures is not None:
         refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
         refuse_other_file(figures / f"{stem}-prediction.svg", "<svg", "figure")

@@ -1,11 +1,11 @@
 """`Cost`, what a network costs at any widths, and the two closed forms that costs are made of.
 
     BilinearForm   base + sum of coefficient * left * right       MACs, bytes, parameters, the paper's energy model
-    StepTerms      sum of height * clip((size - level) / length, 0, 1) * factor   energy that jumps where kernels change
-                   sum of height * [size is not a multiple of m] * factor   energy of sizes that no fast kernel fits
+    StepTerms      sum of height * clip((size - level) / 8, 0, 1)  energy that jumps where a library changes kernels
+                   sum of height * [size is not a multiple of m]   energy of sizes that no fast kernel fits
 
-`left`, `right`, `size` and `factor` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients
-and heights are at least 0 too, so all forms are nonnegative. Only the last one may grow when a channel is removed.
+`left`, `right` and `size` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients and
+heights are at least 0 too, so all forms are nonnegative. Only the last one may grow when a channel is removed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ Array: TypeAlias = NDArray[np.float64]
 ONE = AffineSize(1)
 
 RISE = 8
-"""Channels over which most steps rise. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
-
-
-PACK = 2.0**20
-"""A step of a `CostForm` has one row. If it is multiplied by a factor, the row is that of size + PACK * factor."""
+"""Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
 
 
 class SwitchedTerms(NamedTuple):
@@ -57,7 +53,7 @@ class CostForm(NamedTuple):
     """A cost as arrays: constant + linear . s + s' quadratic s / 2 + sum of heights * risen(rows s - start).
 
     The sum is right as long as no branch is removed. Without a branch, the `switched` terms whose groups all have width
-    0 are subtracted. Widths are whole numbers, so that the two sizes of a step with a factor can be told apart.
+    0 are subtracted.
     """
 
     constant: float
@@ -74,8 +70,7 @@ class CostForm(NamedTuple):
     cap: Array
     """(steps,)"""
     multiple: Array
-    """(steps,): 0, or m of a step that depends on whether the size is a multiple of m. If the step has a factor (see
-    `PACK`), -1 or -m."""
+    """(steps,): 0, or m of a step that depends on whether the size is a multiple of m."""
     switched: tuple[SwitchedTerms, ...] = ()
     """Parts of the sum that are 0 without some branches."""
 
@@ -100,16 +95,11 @@ class CostForm(NamedTuple):
 
 
 def risen(sizes: Array, cap: Array, multiple: Array) -> Array:
-    """Height of steps: clip(size, 0, cap), or with a multiple 0 or 1; times the factor of the step if it has one."""
-    if not multiple.any():
-        return np.clip(sizes, 0, cap)
-    has_factor = multiple < 0
-    factor = np.where(has_factor, np.round(sizes / PACK), 0.0)
-    sizes = sizes - PACK * factor
-    modulus = np.abs(multiple)
-    misaligned = np.round(sizes) % np.maximum(modulus, 1) != 0
-    heights = np.where((modulus > 0) & (multiple != -1), misaligned, np.clip(sizes, 0, cap))
-    return np.asarray(np.where(has_factor, factor * heights, heights))
+    """Height of steps: clip(size, 0, cap), or with a multiple 0 or 1."""
+    clipped = np.clip(sizes, 0, cap)
+    return (
+        np.where(multiple > 0, np.round(sizes) % np.maximum(multiple, 1) != 0, clipped) if multiple.any() else clipped
+    )
 
 
 @runtime_checkable
@@ -286,10 +276,10 @@ class BilinearForm:
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Sum of height * rise * factor, on one device.
+    """Sum of height * clip((size - level) / RISE, 0, 1), and of height * [size is not a multiple], on one device.
 
-    The rise is clip((size - level) / length, 0, 1), or, with a multiple above 0, whether the size is not a multiple of
-    it. Between two steps the cost is flat: removing channels there saves nothing, as on the device.
+    Between two steps the cost is flat: removing channels there saves nothing, as on the device.
+    Step k has a multiple of 0 if it rises at its level.
     """
 
     heights: tuple[float, ...]
@@ -298,39 +288,22 @@ class StepTerms:
     multiples: tuple[int, ...]
     num_groups: int
     device: torch.device | str = "cpu"
-    factors: tuple[AffineSize, ...] = ()
-    """One per step; empty if all are `ONE`."""
-    lengths: tuple[int, ...] = ()
-    """Channels over which each step rises; empty if all are `RISE`."""
     _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
-    _factor: tuple[Tensor, Tensor] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         matrix, fixed = _matrix(self.sizes, self.num_groups)
         multiple = np.array(self.multiples, dtype=np.float64)
-        lengths = np.array(self.lengths or (RISE,) * len(self.sizes), dtype=np.float64)
-        scale = np.where(multiple > 0, 1.0, 1 / lengths)
+        scale = np.where(multiple > 0, 1.0, 1 / RISE)
         start = np.where(multiple > 0, 0.0, np.array(self.levels, dtype=np.float64)) - fixed
         parts = (np.array(self.heights, dtype=np.float64), matrix.toarray() * scale[:, None], start * scale, multiple)
         object.__setattr__(self, "_parts", tuple(torch.from_numpy(part).to(self.device) for part in parts))
-        factor = None
-        if any(one != ONE for one in self.factors):
-            rows, constants = _matrix(self.factors, self.num_groups)
-            factor = tuple(torch.from_numpy(part).to(self.device) for part in (rows.toarray(), constants))
-        object.__setattr__(self, "_factor", factor)
-
-    def _rise(self, widths: Tensor) -> tuple[Tensor, Tensor]:
-        """Sizes relative to the level, and the rise of each step."""
-        _, rows, start, multiple = self._parts
-        sizes = widths @ rows.T - start
-        misaligned = (sizes.round() % multiple.clamp(min=1) != 0).to(torch.float64)
-        return sizes, torch.where(multiple > 0, misaligned, sizes.clamp(0, 1))
 
     def terms(self, widths: Tensor) -> Tensor:
         """Cost of each step, along the last axis."""
-        widths = widths.to(torch.float64)
-        found = self._parts[0] * self._rise(widths)[1]
-        return found if self._factor is None else found * (widths @ self._factor[0].T + self._factor[1])
+        heights, rows, start, multiple = self._parts
+        sizes = widths.to(torch.float64) @ rows.T - start
+        misaligned = (sizes.round() % multiple.clamp(min=1) != 0).to(torch.float64)
+        return heights * torch.where(multiple > 0, misaligned, sizes.clamp(0, 1))
 
     def value(self, widths: Tensor) -> Tensor:
         """The sum at one vector of widths, or at each row of a matrix."""
@@ -339,24 +312,12 @@ class StepTerms:
     def gradient(self, widths: Tensor) -> Tensor:
         """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
         heights, rows, start, multiple = self._parts
-        widths = widths.to(torch.float64)
-        if self._factor is None:
-            sizes = torch.addmv(start, rows, widths, beta=-1)
-            return (heights * ((sizes > 0) & (sizes <= 1) & (multiple == 0))) @ rows
-        sizes, rise = self._rise(widths)
-        slope = heights * ((sizes > 0) & (sizes <= 1) & (multiple == 0))
-        factor = torch.addmv(self._factor[1], self._factor[0], widths)
-        return (slope * factor) @ rows + (heights * rise) @ self._factor[0]
+        sizes = torch.addmv(start, rows, widths.to(torch.float64), beta=-1)
+        return (heights * ((sizes > 0) & (sizes <= 1) & (multiple == 0))) @ rows
 
     def arrays(self) -> tuple[Array, csr_array, Array, Array, Array]:
         """The fields of `CostForm` from `heights` on."""
         heights, rows, start, multiple = (part.cpu().numpy() for part in self._parts)
-        if self._factor is not None:
-            factor, constant = (part.cpu().numpy() for part in self._factor)
-            has_factor = np.array([one != ONE for one in self.factors])
-            rows = rows + PACK * factor * has_factor[:, None]
-            start = start - PACK * constant * has_factor
-            multiple = np.where(has_factor, np.where(multiple > 0, -multiple, -1.0), multiple)
         return heights, csr_array(rows), start, np.ones(len(heights)), multiple
 
 

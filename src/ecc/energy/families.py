@@ -5,8 +5,7 @@ A family is a function from samples to a `FittedModel`, a sum of terms:
     bilinear   a constant, and one term per layer with MACs, in * out (the paper's s_j * s_{j+1})
     physical   a constant; one term per group, linear in its width (activations, biases, norms, depthwise convolutions);
                one term in * out per layer that mixes channels; steps where a library changes kernels; and costs of
-               sizes that are not a multiple of 8, 16, 32 or 64. Steps and costs of a layer's input channels are also
-               multiplied by its output channels, and the other way round
+               sizes that are not a multiple of 8, 16, 32 or 64
 
 If branches were removed in some samples, each term of a layer that is removed with a branch has a switch: it is 0
 without the branch. Every branch has a constant of its own, for the kernels that are launched for it.
@@ -38,13 +37,6 @@ coefficient of their own."""
 ALIGNMENTS = (8, 16, 32, 64)
 """Multiples that kernels are written for. On an H200, a network with 12 channels may cost more than one with 16."""
 
-MAIN_SHARE = 0.002
-"""Layers with a smaller share of the dense cost have no steps with a factor. This bounds their number, and with it the
-time of a fit and of an allocation."""
-
-SINGLE_CHANNELS = 16
-"""Below this size, every channel may be a step of its own: libraries have kernels for few channels."""
-
 MAX_LEVELS = 16
 """Most steps of one size. Their distance is `RISE` times a power of two, as tile sizes are."""
 
@@ -75,7 +67,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Step:
-    """A rise from 0 to 1 over some channels of a size, or 1 where a size is not a multiple; times a factor."""
+    """A rise from 0 to 1 over `RISE` channels of a size, or 1 where a size is not a multiple."""
 
     name: str
     """The groups that make up the size."""
@@ -86,21 +78,13 @@ class Step:
     """Positions of the layers that produce or consume these channels."""
     multiple: int = 0
     """If above 0, the step is 1 where the size is not a multiple of it, and `level` is not used."""
-    factor: AffineSize = ONE
-    """The other number of channels of the layer, if the step is one of the cost per channel; else `ONE`."""
-    length: Annotated[int, msgspec.Meta(ge=1)] = RISE
-    """Number of channels over which it rises."""
 
-    def rise(self, widths: Array) -> Array:
-        """0 to 1 at each row of widths."""
+    def at(self, widths: Array) -> Array:
+        """Its height, from 0 to 1, at each row of widths."""
         sizes = size_at(self.size, widths)
         if self.multiple:
             return np.asarray(np.round(sizes) % self.multiple != 0, dtype=np.float64)
-        return np.clip((sizes - self.level) / self.length, 0.0, 1.0)
-
-    def at(self, widths: Array) -> Array:
-        """The rise times the factor at each row of widths."""
-        return self.rise(widths) if self.factor == ONE else self.rise(widths) * size_at(self.factor, widths)
+        return np.clip((sizes - self.level) / RISE, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -155,10 +139,6 @@ REFERENCE_SAMPLES = 250
 
 _MIN_IMPROVEMENT = 0.9  # coefficients of equal layers differ if the leave-one-out error is then below this share
 
-_MIN_SHARE = 0.2  # a coefficient is at least this share of its prior, so that no network is predicted to cost nothing
-
-_FACTOR_SCALE = 0.3  # scale of the prior of steps with a factor: a layer has twice as many of them as of others
-
 _MIN_RELATIVE_SCALE = 0.02  # smallest scale of a prior, relative to the mean contribution of all terms
 
 
@@ -175,20 +155,18 @@ def physical(samples: Samples) -> FittedModel:
        leave-one-out error is clearly smaller without. The weight of the prior is the candidate in `STRENGTHS` with the
        smallest leave-one-out error.
     """
-    structure, widths = samples.structure, samples.widths
-    terms = physical_terms(structure)
-    features = np.stack([term.at(widths) for term in terms], axis=1)
-    common = _common_coefficients(terms, features, samples)
+    terms, steps = physical_terms(samples.structure), candidate_steps(samples.structure)
+    # An alignment that all samples have, or none, is a constant.
+    steps = tuple(step for step in steps if not step.multiple or np.ptp(step.at(samples.widths)) > 0)
+    columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
+    features = np.stack(columns, axis=1)
+    common = _common_coefficients(terms, features[:, : len(terms)], samples)
     amounts = np.array([term.amounts for term in terms])
     launches = np.array([_launches(term) for term in terms])
-    prior = amounts @ common[1:-1] + common[-1] * launches
+    prior = np.concatenate([amounts @ common[1:-1] + common[-1] * launches, np.zeros(len(steps))])
     prior[0] += common[0]  # idle power and kernel launches belong to the constant term
-    steps = (*candidate_steps(structure), *candidate_products(structure, _main_layers(structure, terms, prior)))
-    steps = _distinct(steps, widths)
-    features = np.column_stack([features, *(step.at(widths) for step in steps)])
-    prior = np.concatenate([prior, np.zeros(len(steps))])
     prior_scale = _prior_scales(terms, steps, prior, features, samples)
-    apart, shared = np.arange(len(prior)), _shapes(structure, terms, steps)
+    apart, shared = np.arange(len(prior)), _shapes(samples.structure, terms, steps)
     error, coefficients, strength = _fit_shared(features, samples, prior, prior_scale, shared)
     if shared.max() < apart.max():
         found = _fit_shared(features, samples, prior, prior_scale, apart)
@@ -208,16 +186,6 @@ def physical(samples: Samples) -> FittedModel:
     )
 
 
-def _distinct(steps: Sequence[Step], widths: Array) -> tuple[Step, ...]:
-    """Without steps that these widths cannot tell from a constant or from an earlier step of the same size."""
-    found: dict[tuple[AffineSize, AffineSize, bytes], Step] = {}
-    for step in steps:
-        rise = step.rise(widths)
-        if np.ptp(rise) > 0:
-            found.setdefault((step.size, step.factor, rise.tobytes()), step)
-    return tuple(found.values())
-
-
 def _fit_shared(
     features: Array, samples: Samples, prior: Array, prior_scale: Array, grouping: NDArray[np.intp]
 ) -> tuple[float, Array, float]:
@@ -231,16 +199,15 @@ def _fit_shared(
     members[np.arange(len(grouping)), grouping] = 1
     features = features @ members
     prior, prior_scale = (prior @ members) / count, (prior_scale @ members) / count
-    least = _MIN_SHARE * prior
     values, weights, inner = samples.values, samples.weights, ~samples.range_ends
     best, coefficients, strength = np.inf, prior[grouping], STRENGTHS[-1]
     for candidate in STRENGTHS:
         scaled = candidate * REFERENCE_SAMPLES / len(samples)
         found = fit_coefficients(
-            features, values, weights=weights, prior=prior, prior_scale=prior_scale, strength=scaled, least=least
+            features, values, weights=weights, prior=prior, prior_scale=prior_scale, strength=scaled
         )
         errors = leave_one_out_errors(
-            features, values, found, weights=weights, prior_scale=prior_scale, strength=scaled, least=least
+            features, values, found, weights=weights, prior_scale=prior_scale, strength=scaled
         )
         error = float(np.abs(errors[inner]).mean())
         if error < best:
@@ -267,12 +234,7 @@ def _shapes(structure: StructureSpec, terms: Sequence[Term], steps: Sequence[Ste
     for term in terms:
         sizes = sorted((size.at(full), len(size.multiples)) for size in (term.left, term.right))
         keys.append((sizes, term.amounts, len(term.layers), bool(term.switch)))
-    for step in steps:
-        is_input = step.factor != ONE and step.factor == without_frozen(
-            structure.layers[step.layers[0]].outgoing, structure
-        )
-        kind = (step.multiple, step.level, step.length, step.size.at(full), step.factor.at(full), is_input)
-        keys.append((kind, sorted(layers[number] for number in step.layers)))
+    keys += [(step.multiple, step.level, step.size.at(full), sorted(layers[n] for n in step.layers)) for step in steps]
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(repr(key), len(numbers)) for key in keys])
 
@@ -328,8 +290,7 @@ def _prior_scales(
             + sum(by_layer.get(layer, 0.0) for layer in step.layers)
             for step in steps
         ]
-        factor_scales = np.array([1.0 if step.factor == ONE else _FACTOR_SCALE for step in steps])
-        scale[len(terms) :] = _relative_scales(np.array(of_steps)) * factor_scales
+        scale[len(terms) :] = _relative_scales(np.array(of_steps))
     return np.asarray(scale / size)
 
 
@@ -518,44 +479,7 @@ def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
         name = " + ".join(structure.groups[group] for group, _ in size.multiples)
         found += [Step(name, size, level, tuple(layers)) for level in step_levels(full)]
         found += [Step(name, size, 0, tuple(layers), multiple) for multiple in ALIGNMENTS if multiple <= full]
-        singles = range(1, min(SINGLE_CHANNELS, full))
-        found += [Step(name, size, level, tuple(layers), length=1) for level in singles]
     return tuple(found)
-
-
-def candidate_products(structure: StructureSpec, layers: Sequence[int]) -> tuple[Step, ...]:
-    """The same steps and alignments of the input channels of some layers, times their output channels, and vice versa.
-
-    A kernel works on tiles of channels, so the cost of one input channel jumps with the number of output channels.
-    """
-    found = []
-    for number in layers:
-        incoming, outgoing = (
-            without_frozen(size, structure)
-            for size in (structure.layers[number].incoming, structure.layers[number].outgoing)
-        )
-        for size, factor in ((incoming, outgoing), (outgoing, incoming)):
-            if not size.multiples or not factor.multiples:
-                continue
-            if len(size.multiples) == 1:
-                size = width_of(size.multiples[0][0])
-            full = round(size.at(structure.full_widths))
-            name = structure.layers[number].path
-            found += [Step(name, size, level, (number,), 0, factor) for level in step_levels(full)]
-            found += [Step(name, size, 0, (number,), one, factor) for one in ALIGNMENTS if one <= full]
-    return tuple(found)
-
-
-def _main_layers(structure: StructureSpec, terms: Sequence[Term], prior: Array) -> list[int]:
-    """Layers that mix channels and whose products are at least `MAIN_SHARE` of the dense network by the prior."""
-    full = np.array([structure.full_widths], dtype=np.float64)
-    costs = prior * np.array([term.at(full)[0] for term in terms])
-    found: dict[int, float] = {}
-    for term, cost in zip(terms, costs.tolist(), strict=True):
-        if term.right.multiples:
-            found[term.layers[0][0]] = found.get(term.layers[0][0], 0.0) + cost
-    has_tiles = [layer.macs > 0 and layer.kind != "grouped conv" for layer in structure.layers]
-    return [number for number, cost in found.items() if has_tiles[number] and cost >= MAIN_SHARE * costs.sum()]
 
 
 def step_levels(full: int) -> tuple[int, ...]:

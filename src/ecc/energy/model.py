@@ -34,13 +34,10 @@ from .quality import (
 )
 from .regression import RESOURCES, Samples, check_sample_count, samples_from_profile
 
-FORMAT_NAME = "ecc energy model, version"
-FORMAT = f"{FORMAT_NAME} 3"
-READABLE_FORMATS = (FORMAT, f"{FORMAT_NAME} 2")
-"""Steps of version 2 have no factor and no length."""
+FORMAT = "ecc energy model, version 2"
 FORMULA = (
-    "base + sum of coefficient * left * right + sum of height * clip((size - level) / length, 0, 1) * factor; "
-    "in a step with a multiple, 1 or 0 stands for the clip: whether the size is not a multiple of it; "
+    "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+    "a step with a multiple is 1 where the size is not a multiple of it, else 0; "
     "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
@@ -225,9 +222,8 @@ class EnergyModel:
     def _steps(self) -> StepTerms:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        multiples, factors = tuple(step.multiple for step in steps), tuple(step.factor for step in steps)
-        lengths = tuple(step.length for step in steps)
-        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device, factors, lengths)
+        multiples = tuple(step.multiple for step in steps)
+        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -256,7 +252,7 @@ class EnergyModel:
         data = read_bytes(path)
         if data.startswith(HEADER_START):
             raise BadFile(f"{path} is a profile, not an energy model. Fit one: ecc fit {path} -o energy.json")
-        if not any(known.encode() in data[:512] for known in READABLE_FORMATS):
+        if FORMAT.encode() not in data[:512]:
             raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}). Fit one with ecc fit.")
         model = replace(from_json(data, cls, path), device="cpu")
         try:
@@ -302,7 +298,7 @@ def _check_terms(model: EnergyModel) -> None:
     for step in model.fitted.steps:
         if step.multiple < 0:
             raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
-        parts.append((step.name, (step.size, step.factor), step.layers))
+        parts.append((step.name, (step.size,), step.layers))
     for name, sizes, layers in parts:
         if any(size.fixed < 0 or any(g not in known or m < 0 for g, m in size.multiples) for size in sizes):
             raise ValueError(f"a size of term {name!r} is negative or refers to an unknown group")

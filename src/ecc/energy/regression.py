@@ -153,31 +153,28 @@ def fit_coefficients(
     prior: Array | None = None,
     prior_scale: Array | None = None,
     strength: float = 0.0,
-    least: Array | float = 0.0,
 ) -> Array:
-    """Coefficients c >= least >= 0 so that features @ c fits the values, with an optional Gaussian prior.
+    """Coefficients c >= 0 so that features @ c fits the values, with an optional Gaussian prior.
 
     Minimises  mean(weights * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / prior_scale)^2),
     or the same without the division by the values (`relative=False`). Features are (networks, terms), at least 0;
     values and weights are one per network, the prior and its scale one per term.
     """
     rows, goal = _weighted(features, values, relative, weights)
-    lower = np.broadcast_to(np.asarray(least, dtype=np.float64), rows.shape[1])
-    goal = goal - rows @ lower  # what is left for the part above the lower bound
     scale = np.sqrt((rows**2).sum(axis=0))
     scale[scale == 0] = 1.0  # a term that is always 0 keeps its prior coefficient
     rows = rows / scale
     if strength > 0:
         assert prior_scale is not None
         pull = np.sqrt(strength) / (prior_scale * scale)
-        centre = ((0.0 if prior is None else prior) - lower) * scale
+        centre = np.zeros(len(scale)) if prior is None else prior * scale
         if rows.shape[0] < rows.shape[1]:
             found = _solve_dual(rows, goal, pull, centre)
             if found is not None:
-                return np.asarray(lower + found / scale)
+                return np.asarray(found / scale)
         rows = np.vstack([rows, np.diag(pull)])
         goal = np.concatenate([goal, pull * centre])
-    return np.asarray(lower + _nonnegative(rows, goal) / scale)
+    return np.asarray(_nonnegative(rows, goal) / scale)
 
 
 def leave_one_out_errors(
@@ -188,16 +185,15 @@ def leave_one_out_errors(
     weights: Array | None = None,
     prior_scale: Array,
     strength: float,
-    least: Array | float = 0.0,
 ) -> Array:
     """Relative error of each network under coefficients fitted without it, in closed form.
 
-    Exact as long as the same coefficients stay above their lower bound: the fit without one sample is then linear in
-    that sample, and its residual is the residual of the fit divided by 1 - leverage. `coefficients` is the result of
-    `fit_coefficients`, and the other arguments are those that it was called with.
+    Exact as long as the same coefficients stay above 0: the fit without one sample is then linear in that sample, and
+    its residual is the residual of the fit divided by 1 - leverage. `coefficients` is the result of `fit_coefficients`,
+    and the other arguments are those that it was called with.
     """
     rows, goal = _weighted(features, values, True, weights)
-    used = coefficients > least
+    used = coefficients > 0
     kept = rows[:, used] * prior_scale[used]
     if kept.shape[0] < kept.shape[1]:  # the same, by the smaller of the two matrices
         outer = kept @ kept.T
