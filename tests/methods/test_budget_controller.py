@@ -17,13 +17,8 @@ from ecc.errors import InfeasibleBudget
 from ecc.graph import live_channels, slim
 from ecc.methods import BudgetController, Ecc, Greedy, MeasuredCost, Method, PruningContext, Uniform
 from ecc.methods.base import magnitudes
-from ecc.methods.budget_controller import (
-    CHECKPOINTS,
-    MAX_CORRECTIONS,
-    TOLERANCE_BAND,
-    estimate_errors,
-    initial_targets,
-)
+from ecc.methods.budget_controller import CHECKPOINTS, MAX_CORRECTIONS, TOLERANCE_BAND, initial_targets
+from ecc.methods.model_error import estimate_errors
 from ecc.records import to_builtins
 from ecc.run_records import CostCheck
 from methods.jobs import WIDE, example_of, true_model, wide, wrong_model

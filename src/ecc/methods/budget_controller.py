@@ -32,6 +32,7 @@ from ecc.run_records import CostCheck
 
 from .base import Method, PruningContext, schedule_progress
 from .cost_evaluator import MeasuredCost
+from .model_error import BLOCK, SAFETY_MARGIN, estimate_errors, safety_margin
 
 CHECKPOINTS = (0.15, 0.5, 0.75, 1.0)
 """Fractions of the pruning schedule at which the network is measured.
@@ -61,10 +62,6 @@ MAX_CONFIRMATIONS = 6
 
 CANDIDATES = (0.0, 0.003, 0.006, 0.012, 0.02, 0.035, 0.06, 0.1)
 """Relative distances from the present targets, on both sides, for which the method is asked for proposals."""
-
-_COMMON_ERROR, _GROUP_ERROR = 0.1, 0.04  # standard deviations of the model's error; see `estimate_errors`
-_BLOCK = 8  # channels that kernels compute together
-_SAFETY_MARGIN = (0.002, 0.015)  # smallest and largest, as a fraction of the budget
 
 
 @dataclass(frozen=True)
@@ -283,13 +280,13 @@ class BudgetController:
             mean = _mean_check(readings)
             if self._ratio(mean) <= self._top(mean):
                 return [_Bracket(one.targets, self._ratio(mean), mean)]
-            if self._ratio(mean) > self._band[1] - _SAFETY_MARGIN[0]:
+            if self._ratio(mean) > self._band[1] - SAFETY_MARGIN[0]:
                 break
         return []
 
     def _top(self, check: CostCheck) -> float:
         """Largest accepted ratio of a measurement."""
-        return self._band[1] - _margin(check.relative_ci)
+        return self._band[1] - safety_margin(check.relative_ci)
 
     def _aim(self, relative_ci: float | None = None) -> tuple[float, float, float]:
         """Smallest and largest accepted ratio, and the one to aim at: the middle where readings have noise.
@@ -299,7 +296,7 @@ class BudgetController:
         """
         if relative_ci is None and self.checks and (relative_ci := self.checks[-1].relative_ci) is not None:
             relative_ci = min(relative_ci, max(CONFIRMED_CI, relative_ci / math.sqrt(MAX_CONFIRMATIONS)))
-        margin = _margin(relative_ci)
+        margin = safety_margin(relative_ci)
         low, top = self._band[0] + margin / 3, self._band[1] - margin
         return low, top, top - (0.5 if relative_ci else 0.1) * (top - low)
 
@@ -372,7 +369,7 @@ class BudgetController:
 
     def _aligned(self, width: int, change: int) -> set[int]:
         """The next widths in this direction that are even and that fill a block; of the width multiple as well."""
-        multiples = {math.lcm(self._context.width_multiple, one) for one in (2, _BLOCK)}
+        multiples = {math.lcm(self._context.width_multiple, one) for one in (2, BLOCK)}
         return {(width // one + 1) * one if change > 0 else (width - 1) // one * one for one in multiples}
 
     def _ratio(self, check: CostCheck) -> float:
@@ -381,7 +378,7 @@ class BudgetController:
 
     def _next_targets(self, check: CostCheck, below: _Bracket | None, above: _Bracket | None) -> list[float]:
         """Corrected targets; between a network that is too small and one that is too large, interpolated ones."""
-        top = self._band[1] - _margin(check.relative_ci)
+        top = self._band[1] - safety_margin(check.relative_ci)
         aim = statistics.fmean((self._band[0], top))
         if below is None or above is None:
             scale = {name: aim / top if name in check.measured else 1.0 for name in check.targets}
@@ -520,60 +517,13 @@ def corrected_targets(
     The safety margin is the confidence interval of the measurement, between 0.2 % and 1.5 %. A cost that is not
     measured is exact, and its target is the budget.
     """
-    margin = _margin(measured.relative_ci)
+    margin = safety_margin(measured.relative_ci)
     targets = {}
     for cost, limit in zip(costs, limits, strict=True):
         name = cost.resource
         is_measured = name in measured.amounts
         targets[name] = (top - margin) * limit * predicted[name] / measured.amounts[name] if is_measured else limit
     return targets
-
-
-def estimate_errors(
-    checks: Sequence[CostCheck], resource: str, candidates: Sequence[Mapping[str, int]]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Logarithm of measured / predicted cost of networks that were not measured, from those that were.
-
-    The logarithm of the error is a constant plus, for each group, an error of its width, one of the block of channels
-    in which it ends (kernels compute whole blocks), and one of its alignment (there are other kernels for whole blocks,
-    and for even widths), all of them independent. So networks have similar errors if they share these. The estimate is
-    that of this Gaussian process given the measurements.
-
-    Args:
-        checks: The measurements.
-        resource: Which cost. One that was not measured is exact.
-        candidates: Widths by name of the group.
-
-    Returns:
-        Mean and standard deviation for each candidate.
-    """
-    known = [check for check in checks if resource in check.measured]
-    if checks and not known:
-        return np.zeros(len(candidates)), np.full(len(candidates), 1e-9)
-    names = list(candidates[0])
-    here = np.array([[widths[name] for name in names] for widths in candidates])
-    there = np.array([[check.widths[name] for name in names] for check in known]).reshape(len(known), len(names))
-    errors = np.log([check.measured[resource] / check.predicted[resource] for check in known])
-    noise = np.array([_margin(check.relative_ci) / 2 for check in known])
-
-    across, among = _error_covariance(here, there), _error_covariance(there, there)
-    weights = np.linalg.solve(among + np.diag(noise**2), np.column_stack([errors, across.T]))
-    variance = _COMMON_ERROR**2 + len(_FEATURES) * _GROUP_ERROR**2 - (across * weights[:, 1:].T).sum(1)
-    return across @ weights[:, 0], np.sqrt(np.maximum(variance, 1e-18))
-
-
-def _error_covariance(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Covariance of the errors of networks, which are rows of widths."""
-    shared = [(feature(one)[:, None] == feature(other)[None]).mean(-1) for feature in _FEATURES]
-    return np.asarray(_COMMON_ERROR**2 + _GROUP_ERROR**2 * sum(shared))
-
-
-_FEATURES: tuple[Callable[[NDArray[np.int64]], NDArray[np.int64]], ...] = (
-    lambda widths: widths,
-    lambda widths: -(-widths // _BLOCK),
-    lambda widths: np.where(widths % _BLOCK == 0, 2, widths % 2),
-)
-"""Of widths with the same error: the width itself, its block, and its alignment."""
 
 
 def _normal_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -590,11 +540,6 @@ def _mean_check(readings: Sequence[CostCheck]) -> CostCheck:
 
 def _key(widths: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(widths.values())
-
-
-def _margin(relative_ci: float | None) -> float:
-    smallest, largest = _SAFETY_MARGIN
-    return min(largest, max(smallest, relative_ci or 0.0))
 
 
 def is_reachable(context: PruningContext, targets: Sequence[float]) -> bool:
