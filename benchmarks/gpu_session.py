@@ -73,8 +73,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "resnet56_choice": Experiment(
         "resnet56.py",
-        (*_RESNET, "--held-out", "--tune-epochs", "60", "--methods", "ecc,ecc_early,greedy_taylor"),
-        _CIFAR, 200.0, what="schedules of ECC on held-out images, 60 epochs, three seeds",
+        (*_RESNET, "--held-out", "--epochs", "30", "--compile", "yes",
+         "--methods", "ecc,ecc_early,ecc_early_inner,greedy_taylor"),
+        _CIFAR, 200.0, what="schedules of ECC on held-out images, 30 epochs, three seeds",
     ),
     "vit": Experiment(
         "vit.py", ("--data", "{inputs}/data"), ("data/imagenette128.npz",), 200.0, what="E5: ViT-Tiny on Imagenette",
