@@ -395,7 +395,13 @@ def shared_gpu(is_on: bool, folder: Path) -> Iterator[None]:
     pipes = folder / "mps"
     pipes.mkdir(parents=True, exist_ok=True)
     os.environ |= {_PIPES: str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+    try:
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"without MPS, processes take turns on the GPU: {error}", flush=True)
+        os.environ.pop(_PIPES, None)
+        yield
+        return
     try:
         yield
     finally:

@@ -8,11 +8,11 @@ same calibration batches, the same budget on the same meter (closed loop, 98 to 
 The seed draws the sequences for calibration and the order of those for healing. Budgets are shares of the dense energy
 that the same call has measured. What blocks save is measured in the first call only, and scaled by the dense energy later.
 
-Cells, deadline and the record are those of `cells.py`; the most important cells come first. If there is no time to heal a
-network, its cell is marked `is_partial` and is run again in the next call. Recorded on an H200: 25 s until the model is
-ready, 42 s for what blocks save (first call), then 69 s for ECC, 23 to 45 s for a baseline, of which healing takes 20 s.
-One call of 450 s has 9 cells: ECC and all baselines at 80 % of the decode energy, then ECC at 90 and 70 %. All 98 cells
-(`--list`) need about 4,200 s.
+A call has two phases. First networks are pruned, measured and evaluated one after the other; a method is calibrated once
+for all its cells, and starts from what its last measurement has shown of the cost model. As soon as the time that is left
+is needed to heal these networks, they are healed in several processes at the same time (`llm_healing.py`), and nothing is
+measured any more. Cells, deadline and the record are those of `cells.py`; the most important cells come first. A cell that
+was not healed is marked `is_partial`, and is run again in the next call. Every cell has the seconds of its parts.
 """
 
 from __future__ import annotations
@@ -21,318 +21,251 @@ import argparse
 import copy
 import gc
 import json
-import math
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
-from cells import Cells, Deadline, Key, add_options, print_cells, run_in_turn
-from smollm2 import load_model, load_tokenizer
+import torch.nn.functional as F
+from cells import SAVING, Cells, Deadline, Key, add_options, print_cells, run_in_processes, run_in_turn, shared_gpu
+from llm_cost import Bench, BlockCost, kind_of
+from llm_healing import TOKENS, heal_cells, load_network, perplexity, save_pruned, token_stream
+from safetensors.torch import save_file
+from smollm2 import load_tokenizer
 from torch import Tensor, nn
 
-from ecc.errors import BadFile, EccError
-from ecc.graph import ChannelGraph, trace_channels
+from ecc.errors import EccError
+from ecc.graph import ChannelGraph
 from ecc.graph.slimming import build_slim
-from ecc.measure import Analytic, DeviceProfiler, find_meter
-from ecc.measure.tokens import workload_graph, workload_input, workload_model
+from ecc.measure import find_meter
 from ecc.methods.base import PruningContext
 from ecc.methods.budget_controller import BudgetController
 from ecc.methods.calibration import BATCHES
 from ecc.methods.cost_evaluator import MeasuredCost
-from ecc.methods.one_shot import OneShot, OneShotSettings, Round
+from ecc.methods.one_shot import Round
 from ecc.methods.registry import find_method
-from ecc.settings import (
-    PROFILE_SETTINGS,
-    CompressSettings,
-    Cosine,
-    Design,
-    DistillSettings,
-    MeasureSettings,
-    TrainSettings,
-)
-from ecc.task import Task, TokenWorkload
-from ecc.torch_utils import device_of
-from ecc.training import BatchStream, Teacher, train
-from ecc.zoo.language import LogLikelihood, TokenBatches, token_sequences
-from ecc.zoo.language import load_model as load_folder
+from ecc.settings import CompressSettings
+from ecc.task import TokenWorkload
+from ecc.training.cuda_graph import CudaGraphFunction
+from ecc.zoo.language import LogLikelihood, token_sequences
 
 BAND = (0.98, 1.0)
 """Measured cost of a good result, as a fraction of the budget."""
-MLP_SHARES = (1.0, 0.75, 0.5, 0.25)
-"""Widths of all MLPs at which the cost is measured, as fractions."""
+AIM = 0.994
+"""Where in the band the first network of a cell is expected."""
 BASELINES = ("flap", "wanda_sp", "llm_pruner", "2ssp", "shortgpt", "uniform")
-HEALING = 22.0
-"""Seconds of healing and its evaluation on an H200."""
-SECONDS = {"one_shot": 69.0, "flap": 45.0, "shortgpt": 23.0}
-"""Of a cell on an H200; 41 for other methods."""
-FREE = ("weights", "text", "out", "graph", "earlier", "seconds", "only", "again", "list", "main", "shares", "seeds")
+SECONDS = {"one_shot": 60.0, "flap": 25.0, "2ssp": 25.0}
+"""Of the first cell of a method on an H200, without healing; 12 for other methods. Then what the last one took counts."""
+HEAL_START, HEAL_CELL, HEAL_TOKEN = 20.0, 1.0, 7e-6
+"""Seconds until processes are ready, and of a network and a token if several are healed at once on an H200; estimated."""
+PARTS = ("fitting", "calibrating", "searching", "measuring", "evaluating")
+"""Of a cell, whose seconds are recorded; `seconds_healing` is added later."""
+FREE = (
+    *("weights", "text", "out", "graph", "earlier", "seconds", "only", "again", "list", "main", "shares", "seeds"),
+    *("processes", "evaluation_batch"),
+)
 """Options that a single cell does not depend on."""
 
 
-# ---------------------------------------------------------------- cost
+# ---------------------------------------------------------------- a cell
 
 
-@dataclass(frozen=True)
-class BlockCost:
-    """Cost of a network whose blocks have equal shapes: that of the dense one minus what each block saves.
+class HeldOut:
+    """Mean log-likelihood of a held-out token, in half precision on a GPU.
 
-    A few networks are measured in which all blocks are changed alike. Since blocks of equal shapes cost the same, a
-    block saves an equal part of the difference.
+    Methods evaluate one network hundreds of times, whose weights change in place, so it is captured as a CUDA graph.
+
+    Args:
+        model: The only network that is evaluated.
+        sequences: The text.
+        batch: Sequences at once.
     """
 
-    resource: str
-    label: str
-    groups: tuple[str, ...]
-    full_widths: tuple[int, ...]
-    branches: tuple[str, ...]
-    dense_profiled: float
-    savings: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
-    """For attention and mlp: widths in ascending order, and what one block saves at each."""
-    unit: str = "J"
+    def __init__(self, model: nn.Module, sequences: Tensor, batch: int) -> None:
+        self._model = model
+        self._batches = [one.to(next(model.parameters()).device) for one in sequences.split(batch)]
+        self._count = sequences[:, 1:].numel()
+        self._run: Any = CudaGraphFunction(self._loss)
 
-    def value(self, widths: Tensor) -> Tensor:
-        """The cost at one vector of widths."""
-        saved = 0.0
-        for name, width in zip(self.groups, widths.tolist(), strict=True):
-            kind = kind_of(name)
-            if kind:
-                saved += float(np.interp(width, *self.savings[kind]))
-        return torch.tensor(self.dense_profiled - saved, dtype=torch.float64)
+    @torch.no_grad()
+    def _loss(self, tokens: Tensor) -> tuple[Tensor]:
+        half = tokens.device.type == "cuda"
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
+            logits = self._model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        return (F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"),)
 
-    def gradient(self, widths: Tensor) -> Tensor:
-        """Not needed by methods that do not train."""
-        raise NotImplementedError
+    def __call__(self, model: nn.Module) -> float:
+        """The score; higher is better."""
+        assert model is self._model
+        return -float(torch.stack([self._run(tokens)[0] for tokens in self._batches]).sum()) / self._count
 
-    def form(self, budget: float) -> Any:
-        """Not needed by methods that do not train."""
-        raise NotImplementedError
-
-    def to(self, device: torch.device | str) -> BlockCost:
-        """Itself: it computes on the CPU."""
-        del device
-        return self
-
-
-def kind_of(name: str) -> str:
-    """Whether a group is of attention, of an MLP or of neither."""
-    return "attention" if "attn" in name else "mlp" if "mlp" in name else ""
-
-
-class Bench:
-    """Measures workloads of the dense network at given widths."""
-
-    def __init__(self, model: nn.Module, graph: ChannelGraph, meter: Any, workloads: Sequence[TokenWorkload]) -> None:
-        self.model, self.graph, self.meter = model, graph, meter
-        self.workloads = {one.name: one for one in workloads}
-        is_computed = isinstance(meter, Analytic)  # only formulas need the layers of a workload
-        self.graphs = {one.name: workload_graph(model, graph, one) if is_computed else graph for one in workloads}
-        self.label = meter.describe().label
-        self.profilers = {} if is_computed else {one.name: self._open(one) for one in workloads}
-
-    def _open(self, workload: TokenWorkload) -> tuple[DeviceProfiler, DeviceProfiler]:
-        """A quick and a careful profiler of a workload; the counter is probed once."""
-        device = device_of(self.model)
-        settings: MeasureSettings = replace(PROFILE_SETTINGS, precision="bf16" if device.type == "cuda" else "fp32")
-        kinds = ((2, 3, 0.01), (2, 6, 0.006))  # windows, and their confidence interval
-        model, inputs = workload_model(self.model, workload), workload_input(self.model, workload)
-        quick, careful = (
-            DeviceProfiler(
-                model,
-                self.graph,
-                inputs,
-                self.meter,
-                replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=interval),
-                device,
-            )
-            for least, most, interval in kinds
-        )
-        careful.prepare(quick.prepare())
-        return quick, careful
-
-    def runner(self, name: str) -> dict[str, Any]:
-        """How the networks of a workload are run."""
-        if name not in self.profilers:
-            return {}
-        header = self.profilers[name][0].header(Design(kind="uniform", samples=1))
-        assert header.settings is not None
-        return {"runner": header.settings.runner, "precision": header.settings.precision, "why": header.runner_reason}
-
-    def measure(
-        self, name: str, widths: Mapping[str, int], *, careful: bool = False
-    ) -> tuple[float, float, float | None]:
-        """Joules and seconds of one run, and the relative confidence interval."""
-        if isinstance(self.meter, Analytic):
-            cost = self.meter.cost(self.graphs[name], widths)
-            return cost.joules, cost.seconds, None
-        found = self.profilers[name][int(careful)].sample(None, 0, 0, {**self.graph.full_widths, **widths})
-        return found.joules, found.seconds, found.relative_ci
-
-    def fit(self, name: str, earlier: Mapping[str, Any] | None = None) -> BlockCost:
-        """The cost of a workload, from networks in which all blocks are changed alike.
-
-        Args:
-            name: Of the workload.
-            earlier: What an earlier call found: joules of a token, and what blocks save, which is scaled.
-        """
-        full = self.graph.full_widths
-        by_kind = {kind: [one for one in full if kind_of(one) == kind] for kind in ("attention", "mlp")}
-        dense = self.measure(name, {}, careful=True)[0]
-        savings = {}
-        if earlier is not None:
-            scale = dense / (earlier["joules_per_token"] * self.workloads[name].tokens)
-            for kind, points in earlier["savings"].items():
-                savings[kind] = (tuple(width for width, _ in points), tuple(scale * saved for _, saved in points))
-            by_kind = {}
-        for kind, names in by_kind.items():
-            width = full[names[0]]
-            points = {width: 0.0}
-            wanted = range(1, width) if kind == "attention" else [round(width * one) for one in MLP_SHARES[1:]]
-            for less in wanted:
-                points[less] = max(0.0, dense - self.measure(name, dict.fromkeys(names, less))[0]) / len(names)
-            some = names[1 : max(2, len(names) // 2)]  # without any block nothing would be left to run
-            removed = self.measure(name, dict.fromkeys(some, 0))[0]
-            points[0] = max(*points.values(), (dense - removed) / len(some))
-            ordered = sorted(points)
-            saved = np.maximum.accumulate([points[one] for one in ordered][::-1])[::-1]  # less width never costs more
-            savings[kind] = (tuple(map(float, ordered)), tuple(map(float, saved)))
-        branches = tuple(branch.name for branch in self.graph.branches)
-        return BlockCost(name, self.label, tuple(full), tuple(full.values()), branches, dense, savings)
-
-
-# ---------------------------------------------------------------- a cell
+    @torch.no_grad()
+    def check(self) -> bool:
+        """Capture the graph and compare it with the network after a change of its weights; without it if they differ."""
+        changed = max(self._model.parameters(), key=lambda one: one.numel())
+        before = changed.detach().clone()
+        for _ in range(4):
+            self(self._model)
+        changed.mul_(0.9)
+        graph, self_run = self(self._model), self._run
+        self._run = self._loss
+        plain = self(self._model)
+        changed.copy_(before)
+        if abs(graph - plain) <= 1e-3 * abs(plain):
+            self._run = self_run
+            return True
+        return False
 
 
 @dataclass
 class Setup:
     """Everything that cells share."""
 
+    options: argparse.Namespace
     model: nn.Module
+    """The dense network."""
+    work: nn.Module
+    """The network that methods prune."""
     graph: ChannelGraph
     bench: Bench
-    costs: dict[str, BlockCost]
     learn: Tensor
     """Sequences for calibration and healing."""
-    held_out: LogLikelihood
+    held_out: HeldOut
     test: LogLikelihood
-    teacher: Teacher
-    calibration_batch: int
-    batch: int
-    heal_steps: int
-    heal_lr: float
     device: torch.device
-    paths: dict[str, list[Round]]
+    folder: Path
+    """For the networks that are healed later."""
+    costs: dict[str, BlockCost] = field(default_factory=dict)
+    dense: dict[str, Any] = field(default_factory=dict)
+    """Results of the dense network, for the record."""
+    started: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """Calibrated methods."""
+    paths: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
+    """Rounds of `one_shot`, which do not depend on the budget."""
+    errors: dict[tuple[str, str], dict[float, float]] = field(default_factory=dict)
+    """Measured by predicted cost of the last network of a method, by share."""
+    pending: list[Key] = field(default_factory=list)
+    """Cells that have to be healed."""
 
-    def stream(self, batch: int, seed: int) -> BatchStream:
-        """Batches of the text in an order that the seed draws."""
-        order = torch.randperm(len(self.learn), generator=torch.Generator().manual_seed(seed))
-        batches = TokenBatches(self.learn[order], batch)
-        task = Task(
-            name="smollm2", model=self.model, example_input={"input_ids": self.learn[:1]}, train_batches=batches
-        )
-        return BatchStream(task, device=self.device, seed=seed)
+    def method(self, name: str, seed: int, context: PruningContext) -> Any:
+        """A calibrated method for another budget."""
+        if (name, seed) not in self.started:
+            self.started = {key: one for key, one in self.started.items() if key[1] == seed}  # they keep activations
+            method: Any = find_method(name)
+            method.start(context)
+            self.started[name, seed] = method
+        found = copy.copy(self.started[name, seed])  # as it was after its start
+        found.context = context
+        if name == "one_shot":
+            found.path = self.paths.setdefault((context.costs[0].resource, seed), [])
+        return found
+
+    def first_target(self, name: str, resource: str, share: float) -> float:
+        """Predicted cost that a method aims at first, with the error of the cost model at the closest share."""
+        known = self.errors.get((name, resource), {})
+        error = known[min(known, key=lambda one: abs(one - share))] if known else 1.0
+        return AIM * share * self.costs[resource].dense_profiled / error
 
 
-def run_cell(setup: Setup, key: Key, deadline: Deadline) -> dict[str, Any]:
-    """Prune with one method to one budget, measure and evaluate; then heal, if there is time, and evaluate again."""
+class Timer:
+    """Seconds of the parts of a cell."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """A block whose seconds belong to a part."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
+
+    def fields(self) -> dict[str, float]:
+        """For the record; readings are part of the search, and are not counted twice."""
+        inside = self.seconds.get("measuring", 0.0)
+        return {
+            f"seconds_{name}": round(seconds - inside * (name == "searching"), 2)
+            for name, seconds in self.seconds.items()
+        }
+
+
+def run_cell(setup: Setup, key: Key) -> dict[str, Any]:
+    """Prune with one method to one budget, measure and evaluate."""
     gc.collect()  # the last cell kept gigabytes of activations
-    started = time.monotonic()
-    method_name, resource, share, seed = (key[name] for name in ("method", "resource", "share", "seed"))
-    model = copy.deepcopy(setup.model)
-    cost = setup.costs[resource]
+    timer, options = Timer(), setup.options
+    name, resource, share, seed = (key[part] for part in ("method", "resource", "share", "seed"))
+    if resource not in setup.costs:
+        with timer("fitting"):
+            fit_costs(setup, resource)
+    model, cost, dense = setup.work, setup.costs[resource], setup.model.state_dict()
+    model.load_state_dict(dense)
     limit = share * cost.dense_profiled
-    is_shared = method_name == "one_shot" and seed == 0
-    method = OneShot(OneShotSettings(), setup.paths.setdefault(resource, [])) if is_shared else find_method(method_name)
     context = PruningContext(
         model=model,
         graph=setup.graph,
         costs=(cost,),
-        targets=[limit],
+        targets=[setup.first_target(name, resource, share)],
         settings=CompressSettings(prune_steps=0, finetune_steps=0, min_width_ratio=0.0),
         width_multiple=1,
-        stream=setup.stream(setup.calibration_batch, seed),
+        stream=token_stream(model, setup.learn, options.calibration_batch, seed, setup.device),
         teacher=None,
-        held_out=lambda model: score(model, setup.held_out, setup.device),
+        held_out=setup.held_out,
         train=_no_training,
         log=lambda _: None,
         loss=None,
     )
 
     def measure(widths: Mapping[str, int]) -> MeasuredCost:
-        joules, _, interval = setup.bench.measure(resource, widths, careful=True)
+        with timer("measuring"):
+            joules, _, interval = setup.bench.measure(resource, widths, careful=True)
         return MeasuredCost({resource: joules}, setup.bench.label, interval)
 
-    method.start(context)
-    controller = BudgetController(method, context, [limit], measure, band=BAND)
-    controller.run(lambda _: None)
+    with timer("calibrating"):
+        method = setup.method(name, seed, context)
+    with timer("searching"):
+        controller = BudgetController(method, context, [limit], measure, band=BAND)
+        controller.run(lambda _: None)
     last = controller.checks[-1]
-    small = build_slim(model, setup.graph)
+    setup.errors.setdefault((name, resource), {})[share] = last.measured[resource] / last.predicted[resource]
+    with timer("evaluating"):
+        small = build_slim(model, setup.graph)
+        reached = perplexity(small, setup.test, setup.device)
     found: dict[str, Any] = {
         "met": controller.is_met,
         "note": controller.note,
         "of_budget": last.measured[resource] / limit,
+        "of_dense": last.measured[resource] / cost.dense_profiled,
+        "joules_per_token": last.measured[resource] / setup.bench.workloads[resource].tokens,
         "cost_checks": len(controller.checks),
         "joules": last.measured[resource],
         "relative_ci": last.relative_ci,
         "batches": BATCHES,
         "refit": refit if (refit := getattr(method, "refit", None)) is None else asdict(refit),
-        "perplexity": perplexity(small, setup.test, setup.device),
+        "perplexity": reached,
         "parameters": sum(one.numel() for one in small.parameters()),
         "removed": {
-            kind: sum(width == 0 for name, width in last.widths.items() if kind_of(name) == kind)
+            kind: sum(width == 0 for group, width in last.widths.items() if kind_of(group) == kind)
             for kind in ("attention", "mlp")
         },
-        "widths": {name: width for name, width in last.widths.items() if width != setup.graph.full_widths[name]},
+        "widths": {group: width for group, width in last.widths.items() if width != setup.graph.full_widths[group]},
+        **timer.fields(),
     }
-    for name, workload in setup.bench.workloads.items():
-        joules = last.measured[resource] if name == resource else setup.bench.measure(name, last.widths)[0]
-        found[f"{name}_joules_per_token"] = joules / workload.tokens
-        found[f"{name}_of_dense"] = joules / setup.costs[name].dense_profiled
-    found["seconds_pruning"] = time.monotonic() - started
-    if setup.heal_steps and deadline.left < HEALING:
+    if options.heal_steps:
         found["is_partial"] = True
-    elif setup.heal_steps:
-        heal(small, setup, seed)
-        found["healed_perplexity"] = perplexity(small, setup.test, setup.device)
-        found |= {"heal_steps": setup.heal_steps, "batches": BATCHES + setup.heal_steps}
+        save_pruned(setup.folder, key, model, dense, {**found, "seconds_before": sum(timer.fields().values())})
+        setup.pending.append(key)
     return found
-
-
-def heal(model: nn.Module, setup: Setup, seed: int) -> None:
-    """Distillation against the dense model; the same batches for every method."""
-    half = setup.device.type == "cuda"
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=setup.heal_lr, betas=(0.9, 0.95), weight_decay=0.01, fused=half
-    )
-    train(
-        model,
-        optimizer,
-        setup.stream(setup.batch, seed),
-        steps=setup.heal_steps,
-        loss=None,
-        settings=TrainSettings(precision="bf16" if half else "fp32", clip_norm=1.0, log_every=1000, seed=seed),
-        schedule=Cosine(start_lr=setup.heal_lr),
-        teacher=setup.teacher,
-    )
 
 
 def _no_training(*_: Any) -> None:
     raise EccError("methods of this comparison do not train while they prune.")
-
-
-def score(model: nn.Module, evaluate: LogLikelihood, device: torch.device) -> float:
-    """Mean log-likelihood of a token, in half precision on a GPU."""
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-        return evaluate(model)
-
-
-def perplexity(model: nn.Module, evaluate: LogLikelihood, device: torch.device) -> float:
-    """Perplexity with the weights and activations in half precision on a GPU, as deployed."""
-    used = copy.deepcopy(model).to(torch.bfloat16) if device.type == "cuda" else model
-    return math.exp(min(50.0, -evaluate(used)))
 
 
 # ---------------------------------------------------------------- the comparison
@@ -341,79 +274,99 @@ def perplexity(model: nn.Module, evaluate: LogLikelihood, device: torch.device) 
 def keys_of(options: argparse.Namespace) -> list[Key]:
     """Cells, the most important ones first."""
     main, shares, seeds = options.main, options.shares, options.seeds
-    first: list[tuple[str, str, float, int]] = [("one_shot", "decode", main, 0)]
-    first += [(name, "decode", main, 0) for name in BASELINES]
-    first += [("one_shot", "decode", share, 0) for share in shares]
-    first += [("one_shot", "prefill", main, 0)]
-    first += [(name, "prefill", main, 0) for name in BASELINES]
-    first += [("one_shot", "prefill", share, 0) for share in shares]
-    first += [(name, "decode", share, 0) for share in shares for name in BASELINES]
-    first += [(name, "decode", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
-    first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
-    first += [(name, "prefill", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
+    methods = ("one_shot", *BASELINES)
+    found: list[tuple[str, str, float, int]] = []
+    for resource in ("decode", "prefill"):
+        found += [(name, resource, main, 0) for name in methods]
+        found += [("one_shot", resource, share, 0) for share in shares]
+        found += [(name, resource, share, 0) for share in shares for name in methods]
+    for resource in ("decode", "prefill"):
+        found += [(name, resource, main, seed) for seed in seeds if seed for name in methods]
     names = ("method", "resource", "share", "seed")
-    return [dict(zip(names, one, strict=True)) for one in dict.fromkeys(first)]
+    return [dict(zip(names, one, strict=True)) for one in dict.fromkeys(found)]
 
 
-def prepare(options: argparse.Namespace) -> Setup:
+def prepare(options: argparse.Namespace, folder: Path) -> Setup:
     """Model, text, graph and meter."""
-    device = torch.device(options.device)
-    folder, length = options.weights, options.length
-    model: Any = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
-    tokenizer = load_tokenizer(folder)
-    valid = token_sequences(tokenizer, [options.text / "valid.txt"], length)[: options.sequences]
-    test = token_sequences(tokenizer, [options.text / "test.txt"], length)[: options.sequences]
-    kept = max(2, len(valid) // 10)
-    graph_file = options.graph or folder / "graph.json"
-    try:
-        graph = ChannelGraph.load(graph_file)
-    except BadFile:  # missing, or of an earlier version
-        graph = trace_channels(model, {"input_ids": torch.randint(1, model.config.vocab_size, (2, 8))}, verify=False)
-        graph.save(graph_file)
-    # Only what the costs below depend on is pruned, so that no method prunes what saves nothing here.
-    graph = replace(
-        graph,
-        groups=tuple(
-            one if kind_of(one.name) or one.frozen is not None else replace(one, frozen="not compared here")
-            for one in graph.groups
-        ),
+    device, length = torch.device(options.device), options.length
+    model, graph = load_network(options)
+    tokenizer = load_tokenizer(options.weights)
+    valid, test = (
+        token_sequences(tokenizer, [options.text / f"{name}.txt"], length)[: options.sequences]
+        for name in ("valid", "test")
     )
-    model = model.to(device)
+    kept = max(2, len(valid) // 10)
+    save_file({"learn": valid[:-kept].contiguous(), "test": test.contiguous()}, folder / TOKENS)
     workloads = [
         TokenWorkload(name="decode", batch=options.decode_batch, length=options.cache),
         TokenWorkload(name="prefill", batch=options.prefill_batch, length=options.cache),
     ]
+    work = copy.deepcopy(model)
     return Setup(
+        options=options,
         model=model,
+        work=work,
         graph=graph,
         bench=Bench(model, graph, find_meter(options.meter), workloads),
-        costs={},
         learn=valid[:-kept],
-        held_out=LogLikelihood(valid[-kept:][: options.held_out], options.batch),
-        test=LogLikelihood(test, options.batch),
-        teacher=Teacher(model, DistillSettings(weight=options.kd_weight, temperature=1.0)),
-        calibration_batch=options.calibration_batch,
-        batch=options.batch,
-        heal_steps=options.heal_steps,
-        heal_lr=options.heal_lr,
+        held_out=HeldOut(work, valid[-kept:][: options.held_out], options.batch),
+        test=LogLikelihood(test, options.evaluation_batch),
         device=device,
-        paths={},
+        folder=folder,
     )
 
 
-def fit_costs(setup: Setup, resource: str, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Measure the networks that the cost of a workload is fitted to; the dense results."""
-    bench, cost = setup.bench, setup.bench.fit(resource, earlier)
-    setup.costs[resource] = cost
+def fit_costs(setup: Setup, resource: str) -> None:
+    """Measure the networks that the cost of a workload is fitted to, unless an earlier call has."""
+    bench = setup.bench
+    cost = setup.costs[resource] = bench.fit(resource, setup.dense.get(resource))
     workload = bench.workloads[resource]
-    return {
+    found = {
         "joules_per_token": cost.dense_profiled / workload.tokens,
-        "seconds_per_run": bench.measure(resource, {})[1],
+        "seconds_per_run": bench.measure(resource, {}, careful=True)[1],
         "batch": workload.batch,
         "length": workload.length,
         "savings": {kind: list(zip(*points, strict=True)) for kind, points in cost.savings.items()},
         **bench.runner(resource),
     }
+    setup.dense[resource] = found
+    print(
+        f"{resource} {1e3 * found['joules_per_token']:.4g} mJ/token, a block saves (J) {found['savings']}", flush=True
+    )
+
+
+def heal_pending(setup: Setup, cells: Cells, deadline: Deadline) -> None:
+    """Heal the networks of this call in several processes at the same time."""
+    options, skipped = setup.options, list(cells.skipped)
+    folder, pending, is_cuda = setup.folder, setup.pending, setup.device.type == "cuda"
+    vars(setup).clear()  # the memory of the GPU is for the processes
+    gc.collect()
+    if is_cuda:
+        torch.cuda.empty_cache()
+    print(f"{deadline.left:5.0f} s left  healing {len(pending)} networks", flush=True)
+    with shared_gpu(is_cuda and shutil.which("nvidia-cuda-mps-control") is not None, folder):
+        end = Deadline(deadline.end - SAVING)  # a process that runs then may end
+        run_in_processes(cells, pending, heal_cells, (options, folder), options.processes, end)
+    cells.skipped[:] = skipped + [one for one in cells.skipped if one not in skipped]
+    cells.write()
+
+
+@dataclass(frozen=True)
+class PruningDeadline(Deadline):
+    """The time after which networks have to be healed, which is earlier the more there are."""
+
+    options: argparse.Namespace
+    pending: list[Key]
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left to prune."""
+        options = self.options
+        if not options.heal_steps or options.device == "cpu":
+            return super().left
+        tokens = options.heal_steps * options.batch * options.length
+        each: float = HEAL_CELL + HEAL_TOKEN * tokens
+        return super().left - SAVING - HEAL_START - each * (len(self.pending) + 1)
 
 
 def parse() -> argparse.Namespace:
@@ -430,12 +383,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=1024, help="Tokens per sequence of the text.")
     parser.add_argument("--sequences", type=int, default=100_000, help="Most sequences of each text.")
     parser.add_argument("--held-out", type=int, default=8, help="Sequences that choices are made by.")
-    parser.add_argument("--batch", type=int, default=8, help="Sequences per batch of healing and evaluation.")
+    parser.add_argument("--batch", type=int, default=8, help="Sequences per batch of healing, and held out.")
+    parser.add_argument(
+        "--evaluation-batch", type=int, default=32, help="Sequences per batch of the perplexity on test."
+    )
     parser.add_argument("--calibration-batch", type=int, default=8, help="Sequences in each of 16 calibration batches.")
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--prefill-batch", type=int, default=8)
     parser.add_argument("--cache", type=int, default=1024, help="Tokens in the cache, and of a prompt.")
-    parser.add_argument("--heal-steps", type=int, default=150)
+    parser.add_argument("--heal-steps", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=4, help="Networks that are healed at the same time.")
     parser.add_argument("--heal-lr", type=float, default=3e-4)
     parser.add_argument("--kd-weight", type=float, default=0.5)
     parser.add_argument("--main", type=float, default=0.8, help="Share of the dense energy that comes first.")
@@ -458,32 +415,32 @@ def main() -> None:
         return
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")  # statistics and refits; the score and the measurements are bfloat16
-    setup = prepare(options)
-    info = setup.bench.meter.describe()
-    header |= {"device": info.device, "meter": info.name, "label": info.label}
-    earlier = dense_of([options.out, *options.earlier], cells.header)
-    dense: dict[str, Any] = {
-        "perplexity": perplexity(setup.model, setup.test, setup.device),
-        "parameters": sum(p.numel() for p in setup.model.parameters()),
-        "test_tokens": setup.test.sequences.numel(),
-        "calibration_tokens": BATCHES * options.calibration_batch * options.length,
-        "heal_tokens": options.heal_steps * options.batch * options.length,
-    }
-    header["dense"] = dense
-    print(f"{deadline.left:5.0f} s left  dense perplexity {dense['perplexity']:.3f}", flush=True)
-    for name in setup.bench.workloads:
-        dense[name] = fit_costs(setup, name, earlier.get(name))
-        print(f"{deadline.left:5.0f} s left  {name} {1e3 * dense[name]['joules_per_token']:.4g} mJ/token", flush=True)
-        cells.write()
-    shown = ("perplexity", "healed_perplexity", "of_budget", "decode_of_dense", "prefill_of_dense", "cost_checks")
-    run_in_turn(
-        cells,
-        keys,
-        lambda key: run_cell(setup, key, deadline),
-        deadline,
-        estimate=lambda key: SECONDS.get(key["method"], 41.0) if setup.device.type == "cuda" else 0.0,
-        show=shown,
-    )
+    with TemporaryDirectory() as folder:
+        setup = prepare(options, Path(folder))
+        info = setup.bench.meter.describe()
+        header |= {"device": info.device, "meter": info.name, "label": info.label}
+        is_captured = setup.held_out.check()
+        header["dense"] = setup.dense = {
+            **dense_of([options.out, *options.earlier], cells.header),
+            "perplexity": perplexity(setup.model, setup.test, setup.device),
+            "parameters": sum(p.numel() for p in setup.model.parameters()),
+            "test_tokens": setup.test.sequences.numel(),
+            "calibration_tokens": BATCHES * options.calibration_batch * options.length,
+            "heal_tokens": options.heal_steps * options.batch * options.length,
+        }
+        print(
+            f"{deadline.left:5.0f} s left  dense perplexity {setup.dense['perplexity']:.3f}, {is_captured=}", flush=True
+        )
+        run_in_turn(
+            cells,
+            keys,
+            lambda key: run_cell(setup, key),
+            PruningDeadline(deadline.end, options, setup.pending),
+            estimate=lambda key: SECONDS.get(key["method"], 12.0) if setup.device.type == "cuda" else 0.0,
+            show=("perplexity", "of_budget", "cost_checks", *(f"seconds_{part}" for part in PARTS)),
+        )
+        if setup.pending:
+            heal_pending(setup, cells, deadline)
 
 
 def dense_of(files: Sequence[Path], header: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,15 +24,21 @@ def llm_section() -> str:
 
 
 def main_perplexities() -> tuple[float, float] | None:
-    """Perplexity of `one_shot` at 80 % of the decode energy, without training and healed; None if it was not measured."""
+    """Perplexity of `one_shot` at 80 % of the decode energy, without training and healed; None if one is missing."""
     if (RESULTS / FILE).exists():
-        cells = [(one["method"], one["share"], one) for one in load(FILE)["cells"] if one["resource"] == "decode"]
+        cells = [
+            (one["method"], one["share"], one)
+            for one in load(FILE)["cells"]
+            if one["resource"] == "decode" and one["seed"] == 0
+        ]
     elif (RESULTS / LOG).exists():
         cells = _cells_of_log((RESULTS / LOG).read_text(encoding="utf-8"))
     else:
         return None
     found = next((one for name, share, one in cells if (name, share) == ("one_shot", 0.8)), None)
-    return None if found is None else (found["perplexity"], found["healed_perplexity"])
+    if found is None or "healed_perplexity" not in found:
+        return None
+    return found["perplexity"], found["healed_perplexity"]
 
 
 def _cells_of_log(text: str) -> list[tuple[str, float, dict[str, Any]]]:
@@ -87,12 +93,17 @@ def section_of_log(text: str) -> str:
 def section_of(found: dict[str, Any], source: str) -> str:
     """Text and tables of a record."""
     dense = found["dense"]
-    decode, prefill = dense["decode"], dense["prefill"]
+    decode, prefill = dense["decode"], dense.get("prefill")  # the latter is measured for its own budgets only
+    prompts = (
+        f"Prefill: {prefill['batch']} prompts of {prefill['length']} tokens, {_energy(prefill)} per token. "
+        if prefill
+        else ""
+    )
     parts = [
         "## Language models",
         f"SmolLM2-135M on an {found['device']} in bfloat16; energy is {found['label']}. Decode: one token for each of "
-        f"{decode['batch']} sequences with {decode['length']}\ntokens in the cache, {_energy(decode)} per token. Prefill: "
-        f"{prefill['batch']} prompts of {prefill['length']} tokens, {_energy(prefill)} per token. The dense model\nhas a "
+        f"{decode['batch']} sequences with {decode['length']}\ntokens in the cache, {_energy(decode)} per token. {prompts}The dense "
+        "model\nhas a "
         f"perplexity of {dense['perplexity']:.2f} on WikiText-2 test. Methods are calibrated on {dense['calibration_tokens']:,} "
         f"tokens of WikiText-2 valid and healed\non {dense['heal_tokens']:,}, with the same batches, under the same measured "
         "budget.",
@@ -101,11 +112,8 @@ def section_of(found: dict[str, Any], source: str) -> str:
     for resource in ("decode", "prefill"):
         rows = [_line(one) for one in _ordered(found["cells"], resource)]
         if rows:
-            heads = ["budget", "method", "of budget", "perplexity", "healed", "blocks removed", "decode", "prefill"]
-            parts += [
-                f"Budgets on {resource}; the last two columns are fractions of the dense energy:",
-                table(heads, rows),
-            ]
+            heads = ["budget", "method", "of budget", "perplexity", "healed", "blocks removed"]
+            parts += [f"Budgets on {resource}, as fractions of the dense energy:", table(heads, rows)]
     if spread := _spread(found["cells"]):
         parts += ["Perplexity at 80 % of the decode energy, smallest to largest over the seeds:", spread]
     return "\n\n".join([*parts, source + "\n\n"])
@@ -145,7 +153,7 @@ def _ordered(cells: list[dict[str, Any]], resource: str) -> list[dict[str, Any]]
 def _line(one: dict[str, Any]) -> list[str]:
     start = [f"{one['share']:.0%}", one["method"]]
     if "error" in one:
-        return [*start, "failed", "", "", "", "", ""]
+        return [*start, "failed", "", "", ""]
     removed = one["removed"]
     return [
         *start,
@@ -153,8 +161,6 @@ def _line(one: dict[str, Any]) -> list[str]:
         f"{one['perplexity']:.2f}",
         f"{one['healed_perplexity']:.2f}" if "healed_perplexity" in one else "",
         f"{removed['attention']} attention, {removed['mlp']} MLP",
-        f"{one['decode_of_dense']:.1%}",
-        f"{one['prefill_of_dense']:.1%}",
     ]
 
 
