@@ -77,6 +77,13 @@ EXPERIMENTS: dict[str, Experiment] = {
          "--methods", "ecc,ecc_early,ecc_early_inner,greedy_taylor"),
         _CIFAR, 200.0, what="schedules of ECC on held-out images, 30 epochs, three seeds",
     ),
+    "resnet56_energy": Experiment(
+        "resnet56.py",
+        (*_RESNET, "--epochs", "30", "--compile", "yes", "--profile", "results/depth/resnet56-m4.profile.gz",
+         "--multiple", "4", "--shares", "0.5",
+         "--methods", "ecc,uniform,greedy_taylor,greedy_branches,dense_distilled"),
+        _CIFAR, 200.0, what="ResNet-56, 30 epochs, half of the energy, three seeds",
+    ),
     "vit": Experiment(
         "vit.py", ("--data", "{inputs}/data"), ("data/imagenette128.npz",), 200.0, what="E5: ViT-Tiny on Imagenette",
     ),

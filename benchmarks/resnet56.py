@@ -1,10 +1,13 @@
-"""ResNet-56 on CIFAR-10 at a share of the MACs with a long training: ECC, uniform, greedy, Torch-Pruning, in one loop.
+r"""ResNet-56 on CIFAR-10 at a share of the MACs with a long training: ECC, uniform, greedy, Torch-Pruning, in one loop.
 
     PYTHONPATH=src python3 benchmarks/resnet56.py --data DATA --vendor VENDOR --out results/resnet56.json --mps
     PYTHONPATH=src python3 benchmarks/resnet56.py --data DATA --out results/resnet56.json --list
-    PYTHONPATH=src python3 benchmarks/resnet56.py --data DATA --out choice.json --held-out --epochs 15 --methods ecc,ecc_early
+    PYTHONPATH=src python3 benchmarks/resnet56.py --data DATA --out choice.json --held-out --epochs 30 --methods ecc,ecc_early
+    PYTHONPATH=src python3 benchmarks/resnet56.py --data DATA --out results/resnet56_energy.json --mps --epochs 30 \
+        --profile results/depth/resnet56-m4.profile.gz --multiple 4 --shares 0.5 --methods ecc,uniform,greedy_taylor
 
-Every cell is a share of the MACs, a method and a seed. All start from the same weights and train on the same total
+Every cell is a share of the MACs, a method and a seed. With `--profile` the share is of the energy that a model of that
+profile predicts, without a measured loop; results are measured at the end. All start from the same weights and train on the same total
 number of batches with the same SGD, cosine, crops and flips, distillation from the dense network, and recalibration of
 batch norms (`resnet56_training.py`; the step is in `resnet56_step.py`, the methods are in `resnet56_methods.py`). The
 headline of ECC is its default (`ecc`), chosen before any run. The test set is scored once, at the end of a cell. With
@@ -61,9 +64,11 @@ from packed import as_packed, packed_data
 from resnet56_methods import DEFAULT_METHODS, HEADLINE, METHODS, build, run_cell
 from resnet56_training import FINISHING, Images, Recipe, Trainer, accuracy, padded, teacher_logits
 
+from ecc.energy import fit
 from ecc.errors import EccError
 from ecc.export.slim_file import load_slim
 from ecc.measure import Meter, close_meter, find_meter
+from ecc.measure.profile import Profile
 from ecc.measure.window import measure_model
 from ecc.settings import PROFILE_SETTINGS
 from ecc.training import load_state, save_state
@@ -81,6 +86,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """What a cell depends on besides its key; the way in which a step runs is left out."""
     recipe = {key: value for key, value in asdict(recipe_of(options)).items() if key not in ("compile", "cuda_graph")}
     keys = ("network", "tune_epochs", "scratch", "held_out", "limit", "protocol")
+    if options.profile is not None:
+        recipe |= {"profile": options.profile.name, "multiple": options.multiple}
     return {**recipe, **{key: getattr(options, key) for key in keys}}
 
 
@@ -218,6 +225,8 @@ def work(supply: Supply, options: argparse.Namespace, folder: Path) -> None:
         choice = json.loads((folder / "compile.json").read_text(encoding="utf-8"))
         recipe = replace(recipe, compile=choice["compile"])
 
+    energy = None if options.profile is None else fit(Profile.load(options.profile))
+
     def run(key: Key, pause: Pause) -> dict[str, Any]:
         method, seed = key["method"], key["seed"]
         logits = torch.load(folder / f"logits-{seed}.pt", weights_only=True).to(device)
@@ -231,6 +240,8 @@ def work(supply: Supply, options: argparse.Namespace, folder: Path) -> None:
             on_device,
             logits,
             options.vendor,
+            energy=energy,
+            multiple=options.multiple,
             is_published=options.protocol == "published",
             pause=pause,
             result=folder / f"{pause.file.stem}.safetensors",
@@ -306,6 +317,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--shares", type=lambda text: [float(one) for one in text.split(",")], default=[0.47], help="of the dense MACs"
     )
+    parser.add_argument("--profile", type=Path, help="shares are of the energy that a model of this profile predicts")
+    parser.add_argument("--multiple", type=int, default=1, help="of all widths")
     parser.add_argument("--protocol", choices=("equal", "published"), default="equal", help="what is equal for all")
     parser.add_argument("--epochs", type=int, default=Recipe.epochs)
     parser.add_argument("--batch", type=int, default=Recipe.batch)

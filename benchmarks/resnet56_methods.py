@@ -5,8 +5,10 @@
     ecc...            `EccSolver` with a budget in MACs
     uniform           the same fraction of every channel group; channels chosen by ECC's Taylor importance
     greedy_taylor     one shot from the dense network by the same importance per MAC, without training in between
+    greedy_branches   the same, and residual branches may be removed as well, as ECC may
     tp_...            Torch-Pruning by its public interface: magnitude, Taylor, and group norm with sparse training
 
+The budget is a share of the MACs, or of the energy that a model of a recorded profile predicts; the results are measured.
 One function counts the MACs of all results. Whatever a method computes on training batches (importance, sparse
 training, pruning while training) is taken from the same total number of batches.
 """
@@ -25,7 +27,8 @@ from cells import Pause
 from resnet56_training import FINISHING, Recipe, Trainer, accuracy
 from torch import nn
 
-from ecc.energy import counted_cost
+from ecc.energy import CountedCost, EnergyModel, counted_cost, dense_cost
+from ecc.errors import EccError
 from ecc.export.slim_file import save_slim, slim_from_state
 from ecc.graph import ChannelGraph, slim, slim_optimizer, trace_channels
 from ecc.methods import EccSolver
@@ -62,10 +65,7 @@ ECC: dict[str, Variant] = {
     HEADLINE: Variant(),
     "ecc_widths": Variant(settings={"depth": False}),
     "ecc_early": Variant(prune_epochs=5),
-    "ecc_early_widths": Variant(prune_epochs=5, settings={"depth": False}),
-    "ecc_early_floor": Variant(prune_epochs=5, settings={"depth": False, "uniform_floor": 0.8}),
     "ecc_early_inner": Variant(prune_epochs=5, settings={"depth": False}, freeze=TRUNK),
-    "ecc_late": Variant(prune=0.8, settings={"ramp": 0.8}),
 }
 
 
@@ -87,7 +87,7 @@ TORCH_PRUNING: dict[str, TorchPruning] = {
     "tp_group_norm": TorchPruning("magnitude", is_global=True, sparse=1 / 3),
 }
 DENSE = ("dense", "dense_distilled")
-ONE_SHOT = ("uniform", "greedy_taylor")
+ONE_SHOT = ("uniform", "greedy_taylor", "greedy_branches")
 METHODS = (*DENSE, *ECC, *ONE_SHOT, *TORCH_PRUNING)
 DEFAULT_METHODS = (HEADLINE, "dense_distilled", "uniform", "tp_taylor", "tp_magnitude", "greedy_taylor", "dense")
 """In the order in which they are run."""
@@ -147,32 +147,37 @@ def build(network: str, state: Mapping[str, Any]) -> nn.Module:
 
 
 def match_widths(
-    full: Mapping[str, int], least: Mapping[str, int], macs: Callable[[Mapping[str, int]], float], limit: float
+    full: Mapping[str, int],
+    least: Mapping[str, int],
+    cost: Callable[[Mapping[str, int]], float],
+    limit: float,
+    multiple: int = 1,
 ) -> dict[str, int]:
-    """Widths as uniform as possible whose MACs are just below a limit.
+    """Widths as uniform as possible whose cost is just below a limit.
 
-    The largest ratio is found at which all widths, rounded down, meet the limit. Then groups get one more channel, those
-    first that lost most by rounding, as long as the limit holds.
+    The largest ratio is found at which all widths, rounded down, meet the limit. Then groups get a few more channels,
+    those first that lost most by rounding, as long as the limit holds.
 
     Args:
         full: Full widths by group.
         least: Minimum widths.
-        macs: MACs of a network with some widths.
-        limit: Most of them.
+        cost: Cost of a network with some widths.
+        limit: Largest cost.
+        multiple: Of all widths.
     """
 
     def at(ratio: float) -> dict[str, int]:
-        return {name: max(least[name], int(ratio * width + 1e-9)) for name, width in full.items()}
+        return {name: max(least[name], int(ratio * width / multiple + 1e-9) * multiple) for name, width in full.items()}
 
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if macs(at(middle)) <= limit else (low, middle)
+        low, high = (middle, high) if cost(at(middle)) <= limit else (low, middle)
     widths = at(low)
     lost = {name: low * full[name] - widths[name] for name in full}
     for name in sorted(full, key=lambda name: -lost[name]):
-        raised = {**widths, name: min(full[name], widths[name] + 1)}
-        if macs(raised) <= limit:
+        raised = {**widths, name: min(full[name], widths[name] + multiple)}
+        if cost(raised) <= limit:
             widths = raised
     return widths
 
@@ -190,6 +195,10 @@ class Run:
     vendor: Path | None = None
     search_steps: int | None = None
     """Steps of the search in the published protocol; None for a part of the epochs."""
+    energy: EnergyModel | None = None
+    """What the share is of; None for the MACs."""
+    multiple: int = 1
+    """Of all widths."""
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -199,6 +208,10 @@ class Run:
     def graph(self, model: nn.Module, freeze: tuple[str, ...] = ()) -> ChannelGraph:
         """Its channel graph, traced on the CPU."""
         return trace_channels(copy.deepcopy(model).cpu(), torch.randn(2, 3, 32, 32), freeze=freeze)
+
+    def cost(self, graph: ChannelGraph) -> CountedCost | EnergyModel:
+        """What the budget limits."""
+        return counted_cost(graph, "macs") if self.energy is None else self.energy
 
     def finish(self, model: nn.Module, momentum: Mapping[str, torch.Tensor] | None = None) -> nn.Module:
         """Train with the batches that are left."""
@@ -223,14 +236,15 @@ def run_ecc(run: Run, model: nn.Module, variant: Variant) -> nn.Module:
     solver = EccSolver(
         model,
         graph,
-        counted_cost(graph, "macs"),
+        run.cost(graph),
         f"{100 * run.share:g}%",
         steps,
         optimizer=trainer.optimizer(model),
+        width_multiple=run.multiple,
         **variant.settings,
     )
     trainer.train(model, solver, steps)
-    small = trainer.prepared(slim(model, graph))
+    small = trainer.prepared(slim(model, graph, width_multiple=run.multiple))
     optimizer = slim_optimizer(solver, model, small, graph)
     momentum = {
         name: optimizer.state[parameter]["momentum_buffer"]
@@ -241,10 +255,10 @@ def run_ecc(run: Run, model: nn.Module, variant: Variant) -> nn.Module:
     return run.finish(small, momentum)
 
 
-def run_one_shot(run: Run, model: nn.Module, *, is_uniform: bool) -> nn.Module:
+def run_one_shot(run: Run, model: nn.Module, *, is_uniform: bool = False, depth: bool = False) -> nn.Module:
     """One-shot pruning by the Taylor importance of ECC over some batches at constant weights."""
     trainer, graph = run.trainer, run.graph(model)
-    cost = counted_cost(graph, "macs")
+    cost = run.cost(graph)
     batches = max(2, min(CALIBRATION, trainer.left // 4))
     solver = EccSolver(
         model,
@@ -255,16 +269,18 @@ def run_one_shot(run: Run, model: nn.Module, *, is_uniform: bool) -> nn.Module:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         warm_up=(batches - 1) / batches - 1e-9,
         ramp=1 / batches,  # one update after the last batch
-        depth=False,
+        depth=depth,
+        width_multiple=run.multiple,
     )
     if is_uniform:
         full = {group.name: group.width for group in graph.groups}
-        least = {group.name: 1 if group.frozen is None else group.width for group in graph.groups}
-        limit = run.share * cost.dense
-        solver.fix_widths(match_widths(full, least, lambda some: float(cost.value(graph.widths(some))), limit))
+        least = {group.name: run.multiple if group.frozen is None else group.width for group in graph.groups}
+        limit = run.share * dense_cost(cost)
+        some = match_widths(full, least, lambda some: float(cost.value(graph.widths(some))), limit, run.multiple)
+        solver.fix_widths(some)
     trainer.accumulate(model, batches, solver)
     run.notes.update(calibration_batches=batches, group_widths=solver.widths)
-    return run.finish_pruned(slim(model, graph))
+    return run.finish_pruned(slim(model, graph, width_multiple=run.multiple))
 
 
 def import_torch_pruning(vendor: Path | None) -> Any:
@@ -286,6 +302,11 @@ def import_torch_pruning(vendor: Path | None) -> Any:
 def run_torch_pruning(run: Run, model: nn.Module, settings: TorchPruning) -> nn.Module:
     """Sparse training if asked for, then steps of its pruner until the MACs are met, as in its examples."""
     tp, trainer = import_torch_pruning(run.vendor), run.trainer
+    is_met = (
+        is_met_by_macs(model, run.share)
+        if run.energy is None
+        else is_met_by_energy(model, run.graph(model), run.energy, run.share)
+    )
     importance = {"magnitude": tp.importance.GroupMagnitudeImportance, "taylor": tp.importance.GroupTaylorImportance}
     ignored = [layer for name, layer in model.named_modules() if name in ("conv1", "linear") or name.endswith("conv2")]
     kind = tp.pruner.GroupNormPruner if settings.sparse else tp.pruner.BasePruner
@@ -299,6 +320,7 @@ def run_torch_pruning(run: Run, model: nn.Module, settings: TorchPruning) -> nn.
         pruning_ratio=TP_RATIO,
         iterative_steps=TP_STEPS,
         ignored_layers=ignored,
+        round_to=None if run.multiple == 1 else run.multiple,
     )
     if settings.sparse:
         pruner.reg *= REGULARIZE_EVERY
@@ -317,7 +339,7 @@ def run_torch_pruning(run: Run, model: nn.Module, settings: TorchPruning) -> nn.
         trainer.accumulate(model, batches, sums)
         sums.set_gradients_()
         run.notes.update(calibration_batches=batches)
-    prune_until(pruner, model, run.share)
+    prune_until(pruner, is_met)
     model.zero_grad(set_to_none=True)
     return run.finish_pruned(copy.deepcopy(model))
 
@@ -340,17 +362,33 @@ class GradientSums:
             parameter.grad = total
 
 
-def prune_until(pruner: Any, model: nn.Module, share: float) -> None:
-    """Steps of a pruner of Torch-Pruning, group by group, until the share of the MACs is met."""
-    layers = dict(layers_of(model))
-    before, limit = {name: layer_size(layer) for name, layer in layers.items()}, share * count_macs(model)
-    dense = macs_of_layers(model)
+def prune_until(pruner: Any, is_met: Callable[[], bool]) -> None:
+    """Steps of a pruner of Torch-Pruning, group by group, until the share is met."""
     for _ in range(TP_STEPS):
         for group in pruner.step(interactive=True):
             group.prune()
-            if sum(dense[name] * layer_size(layer) / before[name] for name, layer in layers.items()) <= limit:
+            if is_met():
                 return
-    raise RuntimeError(f"Torch-Pruning did not reach {share:.1%} of the MACs in {TP_STEPS} steps.")
+    raise EccError(f"Torch-Pruning did not reach the share in {TP_STEPS} steps; it does not prune the trunk.")
+
+
+def is_met_by_macs(model: nn.Module, share: float) -> Callable[[], bool]:
+    """Whether the layers of a network that is being pruned have at most a share of its present MACs."""
+    layers, dense = dict(layers_of(model)), macs_of_layers(model)
+    before, limit = {name: layer_size(layer) for name, layer in layers.items()}, share * sum(dense.values())
+    return lambda: sum(dense[name] * layer_size(layer) / before[name] for name, layer in layers.items()) <= limit
+
+
+def is_met_by_energy(model: nn.Module, graph: ChannelGraph, energy: EnergyModel, share: float) -> Callable[[], bool]:
+    """Whether a network of which only inner convolutions are pruned has at most a share of the dense energy."""
+    inner = {name: layer for name, layer in layers_of(model) if name.startswith("layer") and name.endswith("conv1")}
+    limit, full = share * dense_cost(energy), graph.full_widths
+
+    def is_met() -> bool:
+        widths = {**full, **{name: layer.out_channels for name, layer in inner.items()}}
+        return float(energy.value(graph.widths(widths))) <= limit
+
+    return is_met
 
 
 def run_method(run: Run, method: str, model: nn.Module) -> nn.Module:
@@ -364,7 +402,7 @@ def run_method(run: Run, method: str, model: nn.Module) -> nn.Module:
     if method in ECC:
         return run_ecc(run, model, ECC[method])
     if method in ONE_SHOT:
-        return run_one_shot(run, model, is_uniform=method == "uniform")
+        return run_one_shot(run, model, is_uniform=method == "uniform", depth=method == "greedy_branches")
     return run_torch_pruning(run, model, TORCH_PRUNING[method])
 
 
@@ -378,6 +416,8 @@ def run_cell(
     logits: torch.Tensor | None,
     vendor: Path | None,
     *,
+    energy: EnergyModel | None = None,
+    multiple: int = 1,
     is_published: bool = False,
     pause: Pause | None = None,
     result: Path | None = None,
@@ -388,18 +428,20 @@ def run_cell(
         method: One of `METHODS`.
         seed: Of the batches.
         recipe: Of the training.
-        share: Of the MACs.
+        share: Of the MACs, or of the energy.
         model: The dense network.
         data: `train` (padded) and `score`, on the device.
         logits: Of the teacher.
         vendor: Folder of Torch-Pruning.
+        energy: What the share is of; None for the MACs.
+        multiple: Of all widths.
         is_published: Whether the search is not counted, and all epochs are fine-tuning.
         pause: When to save the state, and where.
         result: File for the network.
     """
     torch.manual_seed(seed)
     trainer = Trainer(data["train"], recipe, seed, None if method == "dense" else logits, pause=pause)
-    run = Run(trainer, share, vendor)
+    run = Run(trainer, share, vendor, energy=energy, multiple=multiple)
     if is_published and method not in DENSE:
         search = round(SEARCH.get(method, 0.0) * recipe.epochs) * trainer.epoch_steps
         run.search_steps = search or None
@@ -414,7 +456,7 @@ def run_cell(
     return {
         "accuracy": accuracy(small, data["score"]),
         "macs_share": found,
-        "share_is_met": method in DENSE or abs(found - share) <= WINDOW,
+        "share_is_met": method in DENSE or energy is not None or abs(found - share) <= WINDOW,
         "macs": macs,
         "params": sum(parameter.numel() for parameter in small.parameters()),
         "widths": widths_of(small),

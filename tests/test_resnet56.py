@@ -14,10 +14,11 @@ import resnet56_training as training
 import torch
 import torch.nn.functional as F
 
-from ecc.energy import counted_cost
+from ecc.energy import counted_cost, fit
 from ecc.graph import trace_channels, with_widths
+from ecc.measure.profile import Profile
 from ecc.training import load_state
-from ecc.zoo.resnet_cifar import CifarResNet, resnet20
+from ecc.zoo.resnet_cifar import CifarResNet, resnet20, resnet56
 
 SHARE = 0.47
 
@@ -114,6 +115,26 @@ def test_uniform_widths_use_up_the_macs() -> None:
         assert limit * 0.985 <= macs <= limit  # a channel of ResNet-20 is up to 1 % of it
         ratios = [widths[group.name] / group.width for group in graph.prunable]
         assert max(ratios) - min(ratios) <= 1 / 8
+
+
+def test_widths_of_an_energy_share_are_multiples() -> None:
+    energy = fit(Profile.load(Path(__file__).parent.parent / "results/depth/resnet56-m4.profile.gz"))
+    model = resnet56()
+    graph = trace_channels(model, torch.randn(1, 3, 32, 32), verify=False)
+    limit = 0.6 * energy.dense_profiled
+    least = {group.name: 4 if group.frozen is None else group.width for group in graph.groups}
+    widths = methods.match_widths(
+        graph.full_widths, least, lambda some: float(energy.value(graph.widths(some))), limit, 4
+    )
+    assert 0.95 * limit <= float(energy.value(graph.widths(widths))) <= limit
+    assert all(widths[group.name] % 4 == 0 for group in graph.prunable)
+    is_met = methods.is_met_by_energy(model, graph, energy, 0.6)
+    assert not is_met()
+    for name, layer in methods.layers_of(model):
+        if name.startswith("layer") and name.endswith("conv1"):
+            layer.out_channels = 4
+    assert is_met()  # at 56 % of the energy, the least without the trunk
+    assert not methods.is_met_by_energy(model, graph, energy, 0.5)()
 
 
 def test_crops_are_shifted_and_flipped_images() -> None:
