@@ -56,6 +56,7 @@ from cells import (
     Supply,
     add_options,
     device_name,
+    name_of,
     print_cells,
     run_in_processes,
     shared_gpu,
@@ -67,6 +68,7 @@ from resnet56_training import FINISHING, Images, Recipe, Trainer, accuracy, padd
 from ecc.energy import fit
 from ecc.errors import EccError
 from ecc.export.slim_file import load_slim
+from ecc.graph import trace_channels, with_widths
 from ecc.measure import Meter, close_meter, find_meter
 from ecc.measure.profile import Profile
 from ecc.measure.window import measure_model
@@ -261,26 +263,40 @@ def run_alone(function: Any, *arguments: Any) -> None:
 
 
 def measure_cells(options: argparse.Namespace, cells: Cells, folder: Path, deadline: Deadline) -> None:
-    """Measure the networks of this call one after the other, on the GPU that is idle now."""
-    made = {name: path for path in folder.glob("*.safetensors") for name in [path.stem]}
-    waiting = [cell for cell in cells.cells if cells.pause(cell["key"], deadline).file.stem in made]
+    """Measure the networks of this call one after the other, on the GPU that is idle now.
+
+    Networks of earlier calls that were not measured are rebuilt: the dense network with their widths.
+    """
+    made = {path.stem: path for path in folder.glob("*.safetensors")}
+    files = {name_of(cell["key"]): made.get(cells.pause(cell["key"], deadline).file.stem) for cell in cells.cells}
+    waiting = [
+        cell
+        for cell in cells.cells
+        if "joules" not in cell and (files[name_of(cell["key"])] or "group_widths" in cell or cell["share"] == 1)
+    ]
     if options.meter == "none" or not waiting:
         return
     meter = find_meter(options.meter, device_type=torch.device(options.device).type)
     assert isinstance(meter, Meter), "a platform runs nothing"
     example = torch.randn(MEASURED_BATCH if options.limit is None else 4, 3, 32, 32)
-    dense = build(options.network, {})
+    dense = build(options.network, load_state(start_file(options))["model"] if start_file(options).exists() else {})
+    graph = trace_channels(dense, example[:2])
     try:
         for cell in waiting:
             if deadline.left < -MEASURING:
                 break
-            model = load_slim(dense, made[cells.pause(cell["key"], deadline).file.stem]).to(options.device).eval()
+            file, widths = files[name_of(cell["key"])], cell.get("group_widths", {})
+            model = with_widths(dense, graph, widths) if file is None else load_slim(dense, file)
             try:
-                found = measure_model(model, example.to(options.device), meter, PROFILE_SETTINGS)
+                found = measure_model(
+                    model.to(options.device).eval(), example.to(options.device), meter, PROFILE_SETTINGS
+                )
             except EccError as error:
                 cell["measurement_error"] = str(error)[:300]
                 continue
             cell |= {"measured_batch": len(example), "measured_seconds": found.seconds, "label": found.meter.label}
+            if file is None:
+                cell["measured_by"] = cells.header["environment"]["commit"]
             if found.meter.has_energy:
                 cell |= {"joules": found.joules, "relative_ci": found.relative_ci}
             cells.write()

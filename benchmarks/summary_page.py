@@ -9,7 +9,7 @@ from evidence_data import AFTER, Experiment, experiments, match, share_of
 from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, main_perplexities
 from paired import Interval, paired_interval
 from residual_variance import MIN_GAIN
-from resnet56_table import long_goals, long_training
+from resnet56_table import equal_energy, long_goals, long_training
 from result_tables import RESULTS, load, table
 
 PAPER_GOAL, DEPTH_GOAL, FLOOR_GOAL, GAP_GOAL, STEP_GOAL = 0.02, 0.03, 0.15, 0.01, 1.03
@@ -80,6 +80,8 @@ def _shown(compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:
         f"parameters. With removed residual branches the least energy of a ResNet-56 and of a ViT-Tiny is at most "
         f"{max(floor.values()):.1%} of dense.",
     ]
+    if (sentence := equal_energy()) is not None:
+        lines.append(f"**Long trainings at equal energy.** {sentence}")
     if (RESULTS / ENCODER).exists():
         cells = {(one["method"], one["budget"]): one for one in load(ENCODER)["cells"] if "error" not in one}
         ours, even = cells["ecc", "60%"], cells["uniform", "60%"]
@@ -246,7 +248,7 @@ def _record_goals() -> list[Row]:
             "; ".join(check["title"] for check in gpu["checks"].values() if not check["passed"]).replace("|", "/"),
         ),
     ]
-    rows += [(f"ResNet-56, 60 epochs: {goal}", value, met, why) for goal, value, met, why in long_goals()]
+    rows += [(f"ResNet-56, {goal}", value, met, why) for goal, value, met, why in long_goals()]
     if (found := main_perplexities()) is not None:
         for words, value, goal, why in (
             ("without training", found[0], TRAINING_FREE_GOAL, "decode energy lies in whole attention heads"),

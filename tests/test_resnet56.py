@@ -43,7 +43,7 @@ def rows(method: str, *scores: float, met: bool = True) -> list[dict[str, Any]]:
 
 def record(found: list[dict[str, Any]]) -> dict[str, Any]:
     settings = {"lr": 0.04, "batch": 256, "epochs": 60, "distill": 0.5}
-    settings |= {"tune_epochs": 0, "scratch": False}
+    settings |= {"tune_epochs": 0, "scratch": False, "held_out": False}
     return {"cells": found, "headline": "ecc", "settings": settings}
 
 
@@ -69,11 +69,16 @@ def test_goals_are_judged_by_the_cells() -> None:
         *rows("tp_taylor", 99.0, 99.0, 99.0, met=False),  # another share of the MACs does not count
         *rows("ecc_widths", 99.0, 99.0, 99.0),  # a variant is no baseline
     ]
-    lead, dense, distilled = table.goals(found, "ecc")
+    lead, dense, distilled = table.goals(found, record(found))
     assert "+0.40 (± 0.00)" in lead
     assert lead.endswith("met") and "missed" not in lead  # noqa: PT018
     assert "-0.30" in dense and dense.endswith("missed")  # noqa: PT018
     assert "-0.10" in distilled and distilled.endswith("met")  # noqa: PT018
+    of_energy = record(found)
+    of_energy["settings"] |= {"profile": "one.profile.gz", "multiple": 4}
+    dense, distilled = table.goals(found, of_energy)
+    assert "at most 0.3 points below the dense" in dense and dense.endswith("met")  # noqa: PT018
+    assert "to 47% of the energy" in table.section_of(of_energy, 0.47, "source")
 
 
 def test_the_section_shows_every_method_and_is_empty_without_the_file(
