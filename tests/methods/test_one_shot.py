@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -138,6 +139,71 @@ def test_a_branch_that_does_nothing_is_removed_first(net: Blocks) -> None:
     method.start(context)
     method.step()
     assert removed_branches(context.model, context.graph) == ("blocks.2",)
+
+
+def test_heads_are_ranked_by_the_loss_without_each() -> None:
+    torch.manual_seed(0)
+    net = Blocks(count=2, hidden=3)
+    before = copy.deepcopy(net.state_dict())
+    context = context_of(net, 0.8)
+    method = OneShot(OneShotSettings(batches=2))
+    method.start(context)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    dense = context.held_out(net)
+    for group in context.graph.prunable:
+        if group.width != 3:
+            continue
+        for unit in range(3):
+            masked = copy.deepcopy(net)
+            mask_channels_(masked, context.graph, {group.name: [unit]})
+            assert float(method.importance[group.name][unit]) == pytest.approx(dense - context.held_out(masked))
+    wide = OneShot(OneShotSettings(batches=2))
+    wide.start(context_of(Blocks(hidden=24), 0.8))
+    assert all(bool((one >= 0).all()) for one in wide.importance.values())  # squares: the Taylor criterion
+
+
+class StepCost:
+    """Cost of networks whose groups have three channels: the second one saves most, as heads of a KV cache may."""
+
+    resource, unit, label = "decode", "J", "estimated"
+
+    def __init__(self, branches: tuple[str, ...]) -> None:
+        self.branches = branches
+
+    def value(self, widths: Tensor) -> Tensor:
+        """Joules."""
+        saved = {2: 0.1, 1: 10.0, 0: 10.5}
+        return torch.tensor(100.0 - sum(saved.get(int(one), 0.0) for one in widths.tolist()), dtype=torch.float64)
+
+    def to(self, device: object) -> StepCost:
+        del device
+        return self
+
+
+def test_several_heads_are_removed_at_once_where_that_saves_more() -> None:
+    torch.manual_seed(0)
+    net = Blocks(hidden=3)
+    with torch.no_grad():
+        for block in net.blocks:
+            block.down.weight[:, 1:] *= 0.01  # type: ignore[union-attr,operator]
+    context = context_of(net, 0.8)
+    groups = tuple(one if one.width == 3 else replace(one, frozen="wide") for one in context.graph.groups)
+    hidden = [number for number, one in enumerate(groups) if one.width == 3]
+    assert len(hidden) == 4
+    context.graph = replace(context.graph, groups=groups)
+    context.costs = (StepCost(tuple(one.name for one in context.graph.branches)),)  # type: ignore[assignment]
+    context.targets = [80.5]
+    method = OneShot(OneShotSettings(batches=4, refits=False))
+    method.start(context)
+    method.step()
+    tried = [tuple(move.widths.values()) for move in method.path[0].moves]
+    assert sorted(tried) == [(0,)] * 4 + [(1,)] * 4 + [(2,)] * 4
+    assert sorted(context.widths()[number] for number in hidden) == [1, 1, 3, 3]
+    assert removed_branches(context.model, context.graph) == ()
+    name = groups[hidden[0]].name
+    increases = {move.widths[name]: move.increase for move in method.path[0].moves if name in move.widths}
+    assert method._next_above(method.path[0], name, 1) == (2, increases[2])
+    assert method._next_above(method.path[0], name, 2) == (3, 0.0)
 
 
 @pytest.mark.parametrize(

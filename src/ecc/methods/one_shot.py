@@ -2,7 +2,8 @@
 
 The search goes from the dense network downwards, in rounds. In each round *moves* are tried on the network:
 
-    a few channels, or a head, of one group          the least important ones by the Taylor criterion
+    a few channels of one group                      the least important ones by the Taylor criterion
+    some heads of an attention block                 those whose removal alone raises the held-out loss least
     a whole residual branch                          an attention or MLP block of a transformer
 
 A move is rated by the increase of the held-out loss per cost that it saves, as the energy model predicts it. The best
@@ -23,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecc.graph import mask_channels_
+
 from .base import OneShotMethod, PruningContext
 from .calibration import (
     batch_inputs,
@@ -38,6 +41,7 @@ from .reconstruction import REFITS, DenseOutputs, Refit, linear_consumers, recon
 _SLACK = 0.012  # how far below the targets a good end is, as a fraction of them
 _WIDE = 512  # channels of a group whose widths stay multiples of 8 in any case
 _PARTS = 8  # of a move, of which some are made at the end
+_FEW = 16  # channels of a group, such as heads, that are tried one by one, and of which one move may remove several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,7 @@ class OneShot(OneShotMethod):
             group.name: torch.stack([one[group.name].square() for one in products]).mean(0)
             for group in context.graph.prunable
         }
+        self.importance |= self._tried_one_by_one()
         self._consumers = _consumers(context)
         self._dense: DenseOutputs | None = None
         self.refit: Refit | None = None
@@ -124,6 +129,25 @@ class OneShot(OneShotMethod):
         self._chosen_for = len(self.path)
         self.pruned_for = list(self.context.targets)
         self.context.log({"phase": self.name, "rounds": len(self.path), "widths": widths})
+
+    def _tried_one_by_one(self) -> dict[str, Tensor]:
+        """Increase of the held-out loss without each channel of groups that have few of them, such as heads.
+
+        The Taylor criterion is an estimate for small changes, and often takes an important head for the least one.
+        """
+        context, found = self.context, {}
+        now = -context.held_out(context.model)
+        for group in inner_groups(context.graph):
+            if not 1 < group.width <= _FEW:
+                continue
+            increases = []
+            for unit in range(group.width):
+                with restored_tensors(context.model, context.graph, [group.name]):
+                    mask_channels_(context.model, context.graph, {group.name: [unit]})
+                    loss = -context.held_out(context.model)
+                increases.append(loss - now if math.isfinite(loss) else math.inf)
+            found[group.name] = torch.tensor(increases, dtype=torch.float64)
+        return found
 
     # ------------------------------------------------------------ search
 
@@ -151,7 +175,7 @@ class OneShot(OneShotMethod):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
                 continue
-            increase = known.get(_key(change), math.nan)
+            increase = known.get(tuple(change.items()), math.nan)
             if math.isnan(increase):
                 with restored_tensors(context.model, context.graph, list(change)):
                     mask_(context, self.importance, change)
@@ -214,20 +238,33 @@ class OneShot(OneShotMethod):
             name, *others = move.widths
             mine = found.setdefault(owners.get(name, name), [])
             mine.append((move.widths, move.increase))
-            now, least = last.start[name], move.widths[name]
-            if others or least == 0:
+            if others or move.widths[name] == 0:
                 continue
+            least, (above, before) = move.widths[name], self._next_above(last, name, move.widths[name])
             grain = 8 if self.context.graph.full_widths[name] >= _WIDE else 1
-            parts = {now - round(part * (now - least) / _PARTS / grain) * grain for part in range(1, _PARTS)}
-            mine += [({name: one}, move.increase * (now - one) / (now - least)) for one in parts if least < one < now]
+            parts = {above - round(part * (above - least) / _PARTS / grain) * grain for part in range(1, _PARTS)}
+            slope = (move.increase - before) / (above - least)
+            mine += [({name: one}, before + slope * (above - one)) for one in parts if least < one < above]
         return list(found.values())
 
-    def _known_increases(self) -> dict[tuple[bool, tuple[str, ...]], float]:
-        """Increases of the loss that need not be computed again: those of the worse half of the last round."""
+    @staticmethod
+    def _next_above(last: Round, name: str, width: int) -> tuple[int, float]:
+        """The next larger width of a group that was rated, or that of the start, and the increase of the loss there."""
+        mine = (move for move in last.moves if list(move.widths) == [name] and math.isfinite(move.increase))
+        rated = {**{move.widths[name]: move.increase for move in mine}, last.start[name]: 0.0}
+        above = min(one for one in rated if one > width)
+        return above, rated[above]
+
+    def _known_increases(self) -> dict[tuple[tuple[str, int], ...], float]:
+        """Increases of the loss that need not be computed again: those of the worse half of the last round.
+
+        Moves of groups that were changed then are tried again.
+        """
         if len(self.path) % self.settings.choose_every == 0:
             return {}
-        moves = self.path[-1].moves
-        return {_key(move.widths): move.increase for move in moves[-(-len(moves) // 2) :]}
+        last = self.path[-1]
+        worse = last.moves[-(-len(last.moves) // 2) :]
+        return {tuple(move.widths.items()): move.increase for move in worse if _is_new(move, last.start, last.reached)}
 
     def _candidates(self, widths: Mapping[str, int]) -> list[dict[str, int]]:
         """Changes of widths that are considered."""
@@ -235,7 +272,10 @@ class OneShot(OneShotMethod):
         for group, least in zip(context.graph.groups, context.min_widths(), strict=True):
             width = widths[group.name]
             if group.frozen is None and width > least:
-                found.append({group.name: max(least, _less(width, group.width, self.settings.move_share))})
+                wanted = [_less(width, group.width, self.settings.move_share)]
+                if group.width <= _FEW:  # one of two heads may cost much less than half of both
+                    wanted += [width // 2, 1]
+                found += [{group.name: one} for one in dict.fromkeys(max(least, one) for one in wanted)]
         present = (groups for groups in self._branches.values() if any(widths[name] for name in groups))
         return [*found, *(dict.fromkeys(groups, 0) for groups in present)]
 
@@ -272,11 +312,6 @@ class OneShot(OneShotMethod):
 def _is_new(move: Move, start: Mapping[str, int], widths: Mapping[str, int]) -> bool:
     """Whether none of its groups has changed since the start of a round: a branch excludes its groups."""
     return all(widths[name] == start[name] for name in move.widths)
-
-
-def _key(change: Mapping[str, int]) -> tuple[bool, tuple[str, ...]]:
-    """The same for changes of the same groups in the same way."""
-    return any(change.values()), tuple(change)
 
 
 def _consumers(context: PruningContext) -> dict[str, list[str]]:
