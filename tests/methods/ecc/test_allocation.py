@@ -22,6 +22,7 @@ from ecc.methods.ecc.allocation import WidthAllocator
 from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
 from ecc.methods.ecc.planner import WidthPlanner, allowed_widths
 from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
 from ecc.zoo import ERFNet
 from methods.nets import bare_graph, traced, train
 
@@ -167,6 +168,81 @@ def test_a_plan_removes_a_branch_where_that_loses_less() -> None:
     # A branch that is removed stays removed.
     alive[16:] = False
     assert planner.plan(alive, torch.cat([torch.ones(32), torch.tensor([1e6])]), [0.9]).tolist() == [16, 0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_schedule_with_changing_plans_keeps_nearly_what_the_best_plan_keeps(seed: int) -> None:
+    """Eight branches of 16 channels that cost 40 however narrow they are, and importance that changes between plans."""
+    branches, width = 8, 16
+    fixed = [
+        SwitchedTerms(
+            (b,), np.array([40.0]), csr_array((1, branches)), np.ones(1), csr_array((1, branches)), np.ones(1)
+        )
+        for b in range(branches)
+    ]
+    form = linear_form(40.0 * branches, [1.0] * branches)._replace(switched=tuple(fixed))
+    graph, ranking = bare_graph([width] * branches), ChannelRanking([width] * branches)
+    constraints = ResourceConstraints(
+        [FormCost(form, tuple(graph.full_widths), (width,) * branches, tuple("abcdefgh"))], graph, "cpu"
+    )
+    problem = PruningProblem(ranking, constraints, torch.full((branches,), 2), 2)
+    random = torch.Generator().manual_seed(seed)
+    mean = torch.rand(branches * width, generator=random)
+    of_branches = 0.7 * mean.view(branches, width).sum(1)  # less than its channels, which depend on each other
+
+    def lost(widths: torch.Tensor) -> float:
+        rows = [one.sort().values[: width - int(kept)] for one, kept in zip(mean.split(width), widths, strict=True)]
+        parts = [float(of_branches[b]) if kept == 0 else float(rows[b].sum()) for b, kept in enumerate(widths.tolist())]
+        return sum(parts)
+
+    alive = torch.ones(branches * width, dtype=torch.bool)
+    solver = ScheduledSolver(problem, alive, planner=WidthPlanner(problem, branches=[[b] for b in range(branches)]))
+    schedule = Schedule((1.0,), (0.5,), 100)
+    exact = torch.cat([mean, of_branches])
+    best = WidthPlanner(problem, branches=[[b] for b in range(branches)]).plan(alive, exact, [0.5])
+    for step in range(1, 101):
+        if solver.is_due(schedule, step):
+            noise = torch.exp(0.5 * torch.randn(len(exact), generator=random))
+            solver.update(exact * noise, schedule, step, 1.0)
+    widths = ranking.widths(solver.alive)
+    assert not bool(constraints.exceeded(widths.double()[None], (0.5,)))
+    assert lost(widths) <= 1.2 * lost(best)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_removes_nearly_the_best_set_of_branches(seed: int, share: float) -> None:
+    """Compared with an allocation for each of 64 sets of branches. At 30 % widths alone do not meet the budget."""
+    random = np.random.default_rng(seed)
+    groups, width, least = 7, 12, 2
+    fixed = [0.0, *random.uniform(10, 60, groups - 1)]
+    terms = [
+        SwitchedTerms(
+            (g,), np.array([fixed[g]]), csr_array((1, groups)), np.ones(1), csr_array((1, groups)), np.ones(1)
+        )
+        for g in range(1, groups)
+    ]
+    form = linear_form(sum(fixed), random.uniform(0.5, 4, groups).tolist())._replace(switched=tuple(terms))
+    graph, ranking = bare_graph([width] * groups), ChannelRanking([width] * groups)
+    cost = FormCost(form, tuple(graph.full_widths), (width,) * groups, tuple("bcdefg"))
+    problem = PruningProblem(
+        ranking, ResourceConstraints([cost], graph, "cpu"), torch.full((groups,), least), width_multiple=2
+    )
+    planner = WidthPlanner(problem, branches=[[g] for g in range(1, groups)])
+    of_channels = torch.from_numpy(random.lognormal(0, 1, groups * width)).float()
+    of_branches = torch.from_numpy(random.uniform(0.6, 1.2, groups - 1)).float() * of_channels.view(groups, width)[
+        1:
+    ].sum(1)
+    importance, alive = torch.cat([of_channels, of_branches]), torch.ones(groups * width, dtype=torch.bool)
+    inner = planner._problem(alive, importance, [share])
+    sets = [frozenset(s) for n in range(groups) for s in itertools.combinations(range(groups - 1), n)]
+    found = [one for one in map(inner.solve, sets) if one.is_feasible]
+    planned = planner.plan(alive, importance, [share]).tolist()
+    removed = frozenset(g - 1 for g in range(1, groups) if planned[g] == 0)
+    ours = inner.solve(removed)
+    assert list(ours.widths) == planned
+    assert ours.is_feasible
+    assert ours.lost <= 1.05 * min(one.lost for one in found)
 
 
 @dataclass(frozen=True)

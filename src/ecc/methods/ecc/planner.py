@@ -52,6 +52,7 @@ class WidthPlanner:
 
         Branches are removed while that loses less. The multipliers of an allocation say what a reduction of the cost
         is worth, so the branches whose removal seems to pay are tried first, and an allocation without them decides.
+        Then removed branches are restored or exchanged for others in the same way.
 
         Args:
             alive: (channels,) bool. A branch without live channels is removed.
@@ -62,8 +63,8 @@ class WidthPlanner:
             (groups,) int64; 0 for the groups of removed branches.
         """
         problem = self._problem(alive, importance, ends)
-        removed = frozenset(b for b, groups in enumerate(self.branches) if not any(problem.live[g] for g in groups))
-        best = problem.solve(removed)
+        dead = frozenset(b for b, groups in enumerate(self.branches) if not any(problem.live[g] for g in groups))
+        best, removed = problem.solve(dead), dead
         failures = 0
         while failures < BRANCH_FAILURES:
             gains = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
@@ -78,7 +79,31 @@ class WidthPlanner:
                 best, removed, failures = found, removed | some, 0
             else:
                 failures += 1
+        if best.is_feasible:
+            best = self._exchange(problem, best, removed, dead)
         return torch.tensor(best.widths, dtype=torch.long, device=alive.device)
+
+    def _exchange(
+        self, problem: _PlanProblem, best: Allocation, removed: frozenset[int], dead: frozenset[int]
+    ) -> Allocation:
+        """Restore a removed branch, or exchange it for another one, while that loses less."""
+        failures = 0
+        while failures < BRANCH_FAILURES:
+            kept = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
+            back = {b: problem.gain_of_restoring(best, b) for b in removed - dead}
+            changes = [(gain, {b}, set[int]()) for b, gain in back.items()]
+            changes += [(back[b] + gain, {b}, {other}) for b in back for other, gain in kept.items()]
+            promising = sorted((one for one in changes if one[0] > 0), key=lambda one: -one[0])[failures:]
+            if not promising:
+                break
+            _, restored, instead = promising[0]
+            without = (removed - restored) | instead
+            found = problem.solve(without)
+            if found.is_feasible and found.lost < best.lost:
+                best, removed, failures = found, without, 0
+            else:
+                failures += 1
+        return best
 
     def round(self, alive: Tensor, importance: Tensor, ends: Sequence[float], bounds: Tensor) -> Tensor:
         """Allowed widths next to real-valued ones that lose the least importance within the costs.
@@ -187,14 +212,39 @@ class _PlanProblem:
             near = [widths[max(0, k - stride) : k + stride + 1] for widths, k in zip(allowed, places, strict=True)]
 
     def gain(self, found: Allocation, branch: int) -> float:
-        """What the removal of a branch seems to gain: the value of the cost that it saves, less what it loses."""
+        """What the removal of a branch seems to gain: the value of the cost that it saves, less what it loses.
+
+        If no widths meet the budgets, all groups are at their minimum widths, and a reduction of the cost is worth any
+        loss. Then it is minus the loss for each unit of cost that is saved.
+        """
         widths = np.array(found.widths, dtype=np.float64)
         after = widths.copy()
         after[self.branches[branch]] = 0
         saved = [(form.value(widths) - form.value(after)) / b for form, b in zip(self.forms, self.budgets, strict=True)]
+        if not found.is_feasible:
+            return -self.branch_lost[branch] / max(sum(saved), 1e-12)
         kept = sum(float(self.lost[g][self.live[g] - found.widths[g]]) for g in self.branches[branch])
         worth = sum(multiplier * one for multiplier, one in zip(found.multipliers, saved, strict=True))
         return worth - (self.branch_lost[branch] - kept)
+
+    def gain_of_restoring(self, found: Allocation, branch: int) -> float:
+        """What restoring a removed branch seems to gain: what its removal lost, less its price at its best widths."""
+        widths = np.array(found.widths, dtype=np.float64)
+        price = 0.0
+        for group in self.branches[branch]:  # each at the best width beside those before it
+            prices = []
+            for width in self.allowed[group]:
+                after = widths.copy()
+                after[group] = width
+                added = [
+                    multiplier * (form.value(after) - form.value(widths)) / budget
+                    for multiplier, form, budget in zip(found.multipliers, self.forms, self.budgets, strict=True)
+                ]
+                prices.append(sum(added) + float(self.lost[group][self.live[group] - width]))
+            best = int(np.argmin(prices))
+            price += prices[best]
+            widths[group] = self.allowed[group][best]
+        return self.branch_lost[branch] - price
 
 
 def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:

@@ -20,6 +20,10 @@ The order alone wastes budget where channels are removed in blocks (`width_multi
 products: the last block may save a sixth of the network's energy where a hundredth was needed. So `WidthPlanner`
 allocates the widths at the end of the schedule from the current importance (`allocation.py`), an update does not remove
 what the plan keeps, and the last update prunes to the plan.
+
+Where the plan removes whole branches, they go first, and channels only as far as the schedule asks for more. A branch
+costs energy however narrow it is, and later plans cannot widen a group again. If channels went first, every group would
+become as narrow as its narrowest plan, and many narrow branches would use up the budget.
 """
 
 from __future__ import annotations
@@ -109,8 +113,11 @@ class Schedule:
         """Whether the final widths are planned again before the update at this step: the first, the last, and some."""
         done = step - self.ramp_start
         update = -(-done // self.every)  # counted from 1
-        apart = max(1, self.ramp_steps // self.every // PLANS)
-        return update == 1 or update % apart == 0 or done == self.ramp_steps
+        return update == 1 or update % self._updates_of_a_plan == 0 or done == self.ramp_steps
+
+    @property
+    def _updates_of_a_plan(self) -> int:
+        return max(1, self.ramp_steps // self.every // PLANS)
 
     def done(self, step: int) -> float:
         """Share of the reduction that is done at a step."""
@@ -120,6 +127,10 @@ class Schedule:
         """Allowed cost at a step, as fractions of the dense cost."""
         left = 1 - self.done(step)
         return tuple(end + max(start - end, 0) * left for start, end in zip(self.start, self.end, strict=True))
+
+    def fractions_of_next_plan(self, step: int) -> tuple[float, ...]:
+        """Allowed cost when the widths are planned the next time after a step."""
+        return self.fractions(step + self._updates_of_a_plan * self.every)
 
 
 # ---------------------------------------------------------------- one update
@@ -348,7 +359,8 @@ class ScheduledSolver:
                 self.removed = self._removed()
                 return
             if self._planner.branches:
-                decision = self._remove_branches(decision, importance, planned, schedule.done(step))
+                next_fractions = schedule.fractions_of_next_plan(step)
+                decision = self._remove_branches(decision, importance, planned, next_fractions)
         importance = channels
         fractions = schedule.fractions(step)
         if self._cuda_graph is None or not importance.is_cuda:
@@ -386,15 +398,20 @@ class ScheduledSolver:
         self.state = self.state._replace(planned=planned, is_fixed=torch.tensor(self._is_fixed))
 
     def _remove_branches(
-        self, decision: PruneDecision, importance: Tensor, planned: Tensor, done: float
+        self, decision: PruneDecision, importance: Tensor, planned: Tensor, allowed: Fractions
     ) -> PruneDecision:
-        """Remove the least important of the branches that the plan removes, as far as the schedule has come."""
+        """Remove branches that the plan removes, the least important first, until every cost is within its fraction."""
         assert self._planner is not None
-        widths = planned.tolist()
-        chosen = [b for b, groups in enumerate(self._planner.branches) if not any(widths[g] for g in groups)]
+        branches, kept = self._planner.branches, planned.tolist()
+        chosen = [b for b, groups in enumerate(branches) if not any(kept[g] for g in groups)]
         worth = importance[len(decision.alive) :].tolist()
         chosen.sort(key=lambda b: (b not in self.removed, worth[b]))
-        gone = {group for b in chosen[: int(done * len(chosen))] for group in self._planner.branches[b]}
+        widths = self._pruner._ranking.widths(decision.alive).to(torch.float64)
+        after = widths.repeat(len(chosen) + 1, 1)  # row k: without the first k branches
+        for number, branch in enumerate(chosen):
+            after[number + 1 :, branches[branch]] = 0
+        needed = int(self._pruner._constraints.exceeded(after, allowed).sum())
+        gone = {group for b in chosen[:needed] for group in branches[b]}
         masks = decision.alive.split(list(self._pruner._ranking.full_widths))
         alive = torch.cat([torch.zeros_like(mask) if g in gone else mask for g, mask in enumerate(masks)])
         decision = decision._replace(alive=alive)
