@@ -94,6 +94,9 @@ def command_line_with_meter(context: Context) -> Outcome:
     net = f"{NET}:build_small" if context.small else f"{NET}:build"
     words = ["-m", "ecc", "profile", net, "--meter", meter, "--samples", str(SAMPLES), "-o", "net.profile"]
     profile = run_python(words, folder, 120)
+    kept = ROOT / "build" / "gpu"
+    kept.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder / "net.profile", kept / "command_line.profile")  # beside the logs
     fit = run_python(["-m", "ecc", "fit", "net.profile", "-o", "energy.json", "--json"], folder, 60)
     words = ["-m", "ecc", "compress", net, "--energy", "energy.json", "--budget", BUDGET, "-o", "run", "-q"]
     steps = [
