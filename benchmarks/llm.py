@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cells import SAVING, Cells, Deadline, Key, add_options, print_cells, run_in_processes, run_in_turn, shared_gpu
+from cells import Cells, Deadline, Key, add_options, print_cells, run_in_processes, run_in_turn, shared_gpu
 from llm_cost import Bench, BlockCost, kind_of
 from llm_healing import TOKENS, heal_cells, load_network, perplexity, save_pruned, token_stream
 from safetensors.torch import save_file
@@ -63,6 +63,8 @@ SECONDS = {"one_shot": 60.0, "flap": 25.0, "2ssp": 25.0}
 """Of the first cell of a method on an H200, without healing; 12 for other methods. Then what the last one took counts."""
 HEAL_START, HEAL_CELL, HEAL_TOKEN = 20.0, 1.0, 7e-6
 """Seconds until processes are ready, and of a network and a token if several are healed at once on an H200; estimated."""
+ENDING = 10.0
+"""Seconds before the end after which no network starts to be healed."""
 PARTS = ("fitting", "calibrating", "searching", "measuring", "evaluating")
 """Of a cell, whose seconds are recorded; `seconds_healing` is added later."""
 FREE = (
@@ -106,7 +108,7 @@ class HeldOut:
 
     @torch.no_grad()
     def check(self) -> bool:
-        """Capture the graph and compare it with the network after a change of its weights; without it if they differ."""
+        """Capture the graph, and compare it with the network after a change of its weights; whether it is used."""
         changed = max(self._model.parameters(), key=lambda one: one.numel())
         before = changed.detach().clone()
         for _ in range(4):
@@ -118,8 +120,7 @@ class HeldOut:
         changed.copy_(before)
         if abs(graph - plain) <= 1e-3 * abs(plain):
             self._run = self_run
-            return True
-        return False
+        return getattr(self._run, "_graph", None) is not None
 
 
 @dataclass
@@ -345,7 +346,7 @@ def heal_pending(setup: Setup, cells: Cells, deadline: Deadline) -> None:
         torch.cuda.empty_cache()
     print(f"{deadline.left:5.0f} s left  healing {len(pending)} networks", flush=True)
     with shared_gpu(is_cuda and shutil.which("nvidia-cuda-mps-control") is not None, folder):
-        end = Deadline(deadline.end - SAVING)  # a process that runs then may end
+        end = Deadline(deadline.end - ENDING)  # a process that runs then may end
         run_in_processes(cells, pending, heal_cells, (options, folder), options.processes, end)
     cells.skipped[:] = skipped + [one for one in cells.skipped if one not in skipped]
     cells.write()
@@ -366,7 +367,7 @@ class PruningDeadline(Deadline):
             return super().left
         tokens = options.heal_steps * options.batch * options.length
         each: float = HEAL_CELL + HEAL_TOKEN * tokens
-        return super().left - SAVING - HEAL_START - each * (len(self.pending) + 1)
+        return super().left - ENDING - HEAL_START - each * (len(self.pending) + 1)
 
 
 def parse() -> argparse.Namespace:
@@ -385,13 +386,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=8, help="Sequences that choices are made by.")
     parser.add_argument("--batch", type=int, default=8, help="Sequences per batch of healing, and held out.")
     parser.add_argument(
-        "--evaluation-batch", type=int, default=32, help="Sequences per batch of the perplexity on test."
+        "--evaluation-batch", type=int, default=16, help="Sequences per batch of the perplexity on test."
     )
-    parser.add_argument("--calibration-batch", type=int, default=8, help="Sequences in each of 16 calibration batches.")
+    parser.add_argument("--calibration-batch", type=int, default=4, help="Sequences in each of 16 calibration batches.")
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--prefill-batch", type=int, default=8)
     parser.add_argument("--cache", type=int, default=1024, help="Tokens in the cache, and of a prompt.")
-    parser.add_argument("--heal-steps", type=int, default=50)
+    parser.add_argument("--heal-steps", type=int, default=40)
     parser.add_argument("--processes", type=int, default=4, help="Networks that are healed at the same time.")
     parser.add_argument("--heal-lr", type=float, default=3e-4)
     parser.add_argument("--kd-weight", type=float, default=0.5)

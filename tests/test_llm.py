@@ -95,7 +95,7 @@ def test_pruning_ends_when_the_networks_need_the_rest_of_the_time(inputs: Path) 
     import argparse
 
     import llm
-    from cells import SAVING, Deadline
+    from cells import Deadline
 
     options = argparse.Namespace(heal_steps=50, batch=8, length=1024, device="cuda")
     pending: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ def test_pruning_ends_when_the_networks_need_the_rest_of_the_time(inputs: Path) 
     empty = deadline.left
     pending += [{}] * 20
     each = llm.HEAL_CELL + llm.HEAL_TOKEN * 50 * 8 * 1024
-    assert empty == pytest.approx(400 - SAVING - llm.HEAL_START - each, abs=1)
+    assert empty == pytest.approx(400 - llm.ENDING - llm.HEAL_START - each, abs=1)
     assert deadline.left == pytest.approx(empty - 20 * each, abs=1)
     options.heal_steps = 0
     assert deadline.left == pytest.approx(400, abs=1)
