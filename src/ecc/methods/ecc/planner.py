@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,9 @@ class WidthPlanner:
             Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
             it. `benchmarks/importance.py` shows that this predicts the increase of the loss better.
         branches: For each branch that may be removed, the positions of its groups.
+        streams: For each branch, a number that is the same for branches that add to the same activations; each branch
+            by itself if None. With `per_remaining_share`, what removed branches lose is divided by the share of the
+            branches of their stream that remain.
     """
 
     def __init__(
@@ -39,11 +43,13 @@ class WidthPlanner:
         *,
         per_remaining_share: bool = False,
         branches: Sequence[Sequence[int]] = (),
+        streams: Sequence[int] | None = None,
     ) -> None:
         self._ranking, self._constraints = problem.ranking, problem.constraints
         self._multiple = problem.width_multiple
         self._per_remaining_share = per_remaining_share
         self.branches = [list(groups) for groups in branches]
+        self._streams = list(range(len(self.branches)) if streams is None or not per_remaining_share else streams)
         self._min_widths, self._remainders = problem.min_widths.cpu(), problem.rest.cpu()
         self._uniform_floor = uniform_floor
 
@@ -67,7 +73,7 @@ class WidthPlanner:
         best, removed = problem.solve(dead), dead
         failures = 0
         while failures < BRANCH_FAILURES:
-            gains = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
+            gains = {b: problem.gain(best, removed, b) for b in range(len(self.branches)) if b not in removed}
             pays = [b for b, gain in gains.items() if gain > 0 or not best.is_feasible]
             promising = sorted(pays, key=lambda b: -gains[b])[failures:]
             if not promising:
@@ -89,8 +95,8 @@ class WidthPlanner:
         """Restore a removed branch, or exchange it for another one, while that loses less."""
         failures = 0
         while failures < BRANCH_FAILURES:
-            kept = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
-            back = {b: problem.gain_of_restoring(best, b) for b in removed - dead}
+            kept = {b: problem.gain(best, removed, b) for b in range(len(self.branches)) if b not in removed}
+            back = {b: problem.gain_of_restoring(best, removed, b) for b in removed - dead}
             changes = [(gain, {b}, set[int]()) for b, gain in back.items()]
             changes += [(back[b] + gain, {b}, {other}) for b in back for other, gain in kept.items()]
             promising = sorted((one for one in changes if one[0] > 0), key=lambda one: -one[0])[failures:]
@@ -149,7 +155,7 @@ class WidthPlanner:
             # Removing all of a branch loses at least as much as pruning it to its minimum widths.
             parts_lost = [lost[group][live[group] - allowed[group][-1]] for group in groups]
             of_branches.append(max([own, *parts_lost]))
-        return _PlanProblem(forms, budgets, live, allowed, lost, self.branches, of_branches)
+        return _PlanProblem(forms, budgets, live, allowed, lost, self.branches, of_branches, self._streams)
 
     def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
         """Smallest widths of a plan with `uniform_floor`: a fraction of the widths under uniform pruning.
@@ -189,12 +195,25 @@ class _PlanProblem:
     """For each group, the importance lost if 0, 1, 2, ... channels are removed."""
     branches: list[list[int]]
     branch_lost: list[float]
+    """What the removal of each branch alone loses."""
+    streams: list[int]
+
+    def lost_with(self, removed: frozenset[int]) -> dict[int, float]:
+        """What each of the removed branches loses; more if few branches of its stream remain."""
+        live = [b for b, groups in enumerate(self.branches) if any(self.live[g] for g in groups)]
+        before = Counter(self.streams[b] for b in live)
+        after = Counter(self.streams[b] for b in live if b not in removed)
+        return {
+            b: self.branch_lost[b] * max(1, before[stream]) / max(1, after[stream])
+            for b in removed
+            for stream in [self.streams[b]]
+        }
 
     def solve(self, removed: frozenset[int]) -> Allocation:
         """Allocation without some branches."""
         zero = {group for b in removed for group in self.branches[b]}
         forms = [form.without(zero) if form.switched else form for form in self.forms]
-        extra = {self.branches[b][0]: self.branch_lost[b] for b in removed}
+        extra = {self.branches[b][0]: lost for b, lost in self.lost_with(removed).items()}
         allowed = [[0] if group in zero else widths for group, widths in enumerate(self.allowed)]
         near = allowed
         while True:
@@ -211,7 +230,7 @@ class _PlanProblem:
             places = [widths.index(width) for widths, width in zip(allowed, found.widths, strict=True)]
             near = [widths[max(0, k - stride) : k + stride + 1] for widths, k in zip(allowed, places, strict=True)]
 
-    def gain(self, found: Allocation, branch: int) -> float:
+    def gain(self, found: Allocation, removed: frozenset[int], branch: int) -> float:
         """What the removal of a branch seems to gain: the value of the cost that it saves, less what it loses.
 
         If no widths meet the budgets, all groups are at their minimum widths, and a reduction of the cost is worth any
@@ -221,13 +240,14 @@ class _PlanProblem:
         after = widths.copy()
         after[self.branches[branch]] = 0
         saved = [(form.value(widths) - form.value(after)) / b for form, b in zip(self.forms, self.budgets, strict=True)]
+        lost = sum(self.lost_with(removed | {branch}).values()) - sum(self.lost_with(removed).values())
         if not found.is_feasible:
-            return -self.branch_lost[branch] / max(sum(saved), 1e-12)
+            return -lost / max(sum(saved), 1e-12)
         kept = sum(float(self.lost[g][self.live[g] - found.widths[g]]) for g in self.branches[branch])
         worth = sum(multiplier * one for multiplier, one in zip(found.multipliers, saved, strict=True))
-        return worth - (self.branch_lost[branch] - kept)
+        return worth - (lost - kept)
 
-    def gain_of_restoring(self, found: Allocation, branch: int) -> float:
+    def gain_of_restoring(self, found: Allocation, removed: frozenset[int], branch: int) -> float:
         """What restoring a removed branch seems to gain: what its removal lost, less its price at its best widths."""
         widths = np.array(found.widths, dtype=np.float64)
         price = 0.0
@@ -244,7 +264,7 @@ class _PlanProblem:
             best = int(np.argmin(prices))
             price += prices[best]
             widths[group] = self.allowed[group][best]
-        return self.branch_lost[branch] - price
+        return sum(self.lost_with(removed).values()) - sum(self.lost_with(removed - {branch}).values()) - price
 
 
 def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:

@@ -47,7 +47,7 @@ RAMP = 0.6
 MAX_UPDATES = 400  # keeps updates a small part of the training time
 ENOUGH_UPDATES = 100  # beyond these, updates are `UPDATE_INTERVAL` steps apart
 UPDATE_INTERVAL = 4
-PLANS = 8  # plans per schedule; a plan waits for the device
+PLANS = 32  # plans per schedule; a plan waits for the device
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,9 @@ class EccSolver(PruningOptimizer):
         importance = importance or ("taylor" if solver == "scheduled" else "adam_norm")
         share = importance == "taylor"
         if solver == "scheduled":
-            planner = WidthPlanner(problem, uniform_floor, per_remaining_share=share, branches=inside)
+            planner = WidthPlanner(
+                problem, uniform_floor, per_remaining_share=share, branches=inside, streams=_streams(graph, branches)
+            )
             width_solver = ScheduledSolver(problem, alive, planner=planner)
         elif solver == "admm":
             width_solver = RelativeAdmmSolver(problem, alive, WidthPlanner(problem, per_remaining_share=share))
@@ -181,6 +183,13 @@ class EccSolver(PruningOptimizer):
         mask_channels_(model, self._graph, {group.name: ~mask for group, mask in named if group.frozen is None})
         removed = getattr(self._solver, "removed", ())
         mask_branches_(model, self._graph, [self._branches[number].name for number in removed])
+
+
+def _streams(graph: ChannelGraph, branches: Sequence[Branch]) -> list[int]:
+    """A number for each branch, the same for branches that add to activations with the same groups."""
+    axes = {tensor.name: tensor.axes for tensor in graph.tensors}
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(frozenset(axes[name][0] for name in one.exits), len(numbers)) for one in branches]
 
 
 def _removable_branches(model: nn.Module, graph: ChannelGraph, costs: Sequence[Cost]) -> list[Branch]:
