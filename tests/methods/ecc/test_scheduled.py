@@ -43,7 +43,7 @@ def test_schedules_by_hand() -> None:
     assert updates(schedule) == list(range(24, 621, 4))
     plans = [step for step in updates(schedule) if schedule.plans_at(step)]
     assert (plans[0], plans[-1]) == (24, 620)
-    assert PLANS <= len(plans) <= PLANS + 2
+    assert PLANS <= len(plans) <= 1.25 * PLANS + 2  # updates between plans are a whole number
     short, long = Schedule((1.0,), (0.6,), 100), Schedule((1.0,), (0.5,), 20_001)
     assert updates(short) == list(range(3, 63))  # at every step
     assert long.every == 30

@@ -248,11 +248,11 @@ class _PlanProblem:
         return worth - (lost - kept)
 
     def gain_of_restoring(self, found: Allocation, removed: frozenset[int], branch: int) -> float:
-        """What restoring a removed branch seems to gain: what its removal lost, less its price at its best widths."""
+        """What restoring a removed branch seems to gain: what its removal lost, less what it adds at its best widths."""
         widths = np.array(found.widths, dtype=np.float64)
-        price = 0.0
+        added_value = 0.0
         for group in self.branches[branch]:  # each at the best width beside those before it
-            prices = []
+            added_values = []
             for width in self.allowed[group]:
                 after = widths.copy()
                 after[group] = width
@@ -260,11 +260,11 @@ class _PlanProblem:
                     multiplier * (form.value(after) - form.value(widths)) / budget
                     for multiplier, form, budget in zip(found.multipliers, self.forms, self.budgets, strict=True)
                 ]
-                prices.append(sum(added) + float(self.lost[group][self.live[group] - width]))
-            best = int(np.argmin(prices))
-            price += prices[best]
+                added_values.append(sum(added) + float(self.lost[group][self.live[group] - width]))
+            best = int(np.argmin(added_values))
+            added_value += added_values[best]
             widths[group] = self.allowed[group][best]
-        return sum(self.lost_with(removed).values()) - sum(self.lost_with(removed - {branch}).values()) - price
+        return sum(self.lost_with(removed).values()) - sum(self.lost_with(removed - {branch}).values()) - added_value
 
 
 def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:
