@@ -248,7 +248,7 @@ class _PlanProblem:
         return worth - (lost - kept)
 
     def gain_of_restoring(self, found: Allocation, removed: frozenset[int], branch: int) -> float:
-        """What restoring a removed branch seems to gain: what its removal lost, less what it adds at its best widths."""
+        """What restoring a removed branch seems to gain: what its removal lost, less what it adds then."""
         widths = np.array(found.widths, dtype=np.float64)
         added_value = 0.0
         for group in self.branches[branch]:  # each at the best width beside those before it
