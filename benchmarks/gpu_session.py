@@ -84,6 +84,12 @@ EXPERIMENTS: dict[str, Experiment] = {
          "--methods", "ecc,uniform,greedy_taylor,greedy_branches,dense_distilled"),
         _CIFAR, 200.0, what="ResNet-56, 30 epochs, half of the energy, three seeds",
     ),
+    "resnet56_front": Experiment(
+        "resnet56.py",
+        (*_RESNET, "--epochs", "30", "--compile", "yes", "--profile", "results/depth/resnet56-m4.profile.gz",
+         "--multiple", "4", "--shares", "0.35,0.8,0.25,0.65", "--methods", "ecc,greedy_branches,uniform"),
+        _CIFAR, 100.0, what="ResNet-56, 30 epochs, other shares of the energy, three seeds",
+    ),
     "vit": Experiment(
         "vit.py", ("--data", "{inputs}/data"), ("data/imagenette128.npz",), 200.0, what="E5: ViT-Tiny on Imagenette",
     ),

@@ -280,6 +280,7 @@ def keys_of(options: argparse.Namespace) -> list[Key]:
     for resource in ("decode", "prefill"):
         found += [(name, resource, main, 0) for name in methods]
         found += [("one_shot", resource, share, 0) for share in shares]
+    for resource in ("decode", "prefill"):
         found += [(name, resource, share, 0) for share in shares for name in methods]
     for resource in ("decode", "prefill"):
         found += [(name, resource, main, seed) for seed in seeds if seed for name in methods]

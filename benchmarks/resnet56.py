@@ -7,9 +7,9 @@ r"""ResNet-56 on CIFAR-10 at a share of the MACs with a long training: ECC, unif
         --profile results/depth/resnet56-m4.profile.gz --multiple 4 --shares 0.5 --methods ecc,uniform,greedy_taylor
 
 Every cell is a share of the MACs, a method and a seed. With `--profile` the share is of the energy that a model of that
-profile predicts, without a measured loop; results are measured at the end. All start from the same weights and train on the same total
-number of batches with the same SGD, cosine, crops and flips, distillation from the dense network, and recalibration of
-batch norms (`resnet56_training.py`; the step is in `resnet56_step.py`, the methods are in `resnet56_methods.py`). The
+profile predicts, without a measured loop; results are measured at the end. All start from the same weights and train on
+the same total number of batches with the same SGD, cosine, crops and flips, distillation from the dense network, and
+recalibration of batch norms (`resnet56_training.py`; the step is in `resnet56_step.py`, the methods are in `resnet56_methods.py`). The
 headline of ECC is its default (`ecc`), chosen before any run. The test set is scored once, at the end of a cell. With
 `--held-out` a tenth of the training images is left out and scored in place of the test images: choices are made there.
 The published weights have seen all training images, so the dense network is then trained here, from random weights.
@@ -296,7 +296,7 @@ def measure_cells(options: argparse.Namespace, cells: Cells, folder: Path, deadl
                 continue
             cell |= {"measured_batch": len(example), "measured_seconds": found.seconds, "label": found.meter.label}
             if file is None:
-                cell["measured_by"] = cells.header["environment"]["commit"]
+                cell["measured_commit"] = cells.header["environment"]["commit"]
             if found.meter.has_energy:
                 cell |= {"joules": found.joules, "relative_ci": found.relative_ci}
             cells.write()
