@@ -134,7 +134,12 @@ def missing_inputs(one: Experiment, inputs: Path) -> list[str]:
 
 
 def run_session(
-    experiments: Mapping[str, Experiment], folder: Path, inputs: Path, earlier: Path | None, seconds: float
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    inputs: Path,
+    earlier: Path | None,
+    seconds: float,
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run experiments until the time is over; what became of each, which is also written to session.json."""
     begin, report = time.monotonic(), dict[str, Any]()
@@ -148,7 +153,7 @@ def run_session(
         elif left < one.least:
             report[name] = {"skipped": f"{left:.0f} s left, and it needs {one.least:.0f} s"}
         else:
-            report[name] = run_one(name, one, folder, inputs, earlier, left)
+            report[name] = run_one(name, one, folder, inputs, earlier, left, more)
         report[name]["cells"] = cell_count(folder / f"{name}.json")
         print(json.dumps({name: report[name]}), flush=True)
         write_whole(folder / "session.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -157,10 +162,16 @@ def run_session(
 
 
 def run_one(
-    name: str, one: Experiment, folder: Path, inputs: Path, earlier: Path | None, seconds: float
+    name: str,
+    one: Experiment,
+    folder: Path,
+    inputs: Path,
+    earlier: Path | None,
+    seconds: float,
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run one experiment in its own process group, and stop it if it exceeds its time by more than `GRACE`."""
-    words = command(name, one, folder, inputs, earlier, ["--seconds", f"{seconds:.0f}"])
+    words = command(name, one, folder, inputs, earlier, ["--seconds", f"{seconds:.0f}", *more])
     begin = time.monotonic()
     with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
@@ -267,6 +278,7 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path, default=ROOT / "results", help="folder of records of earlier calls")
     parser.add_argument("--vendor", type=Path, default=VENDOR, help="folder of wheels for a Python that lacks them")
     parser.add_argument("--unpack", type=Path, help="folder with state.tar.00 and so on of the last call")
+    parser.add_argument("--more", type=shlex.split, default=[], help="arguments of all benchmarks, such as '--seeds 0'")
     parser.add_argument("--list", action="store_true", help="print the state of all experiments, and end")
     parser.add_argument("--check", action="store_true", help="the same; exit code 1 if a cell lacks something")
     options = parser.parse_args()
@@ -281,7 +293,7 @@ def main() -> None:
         sys.exit(1 if found and options.check else 0)
     if options.unpack is not None:
         unpack(options.unpack, options.folder)
-    run_session(chosen, options.folder, options.inputs, options.earlier, options.seconds)
+    run_session(chosen, options.folder, options.inputs, options.earlier, options.seconds, options.more)
 
 
 if __name__ == "__main__":
