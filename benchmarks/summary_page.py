@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from evidence_data import AFTER, Experiment, experiments, match, share_of
-from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, main_perplexities
+from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, decode_front, main_perplexities
+from llm_table import FIGURE as LLM_FIGURE
 from paired import Interval, paired_interval
 from residual_variance import MIN_GAIN
-from resnet56_table import equal_energy, long_goals, long_training
+from resnet56_table import FRONT_FIGURE, equal_energy, long_goals, long_training
 from result_tables import RESULTS, load, table
 
 PAPER_GOAL, DEPTH_GOAL, FLOOR_GOAL, GAP_GOAL, STEP_GOAL = 0.02, 0.03, 0.15, 0.01, 1.03
@@ -82,11 +83,13 @@ def _shown(compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:
     ]
     if (sentence := equal_energy()) is not None:
         lines.append(f"**Long trainings at equal energy.** {sentence}")
+    if (sentence := decode_front()) is not None:
+        lines.append(f"**Language models.** {sentence}")
     if (RESULTS / ENCODER).exists():
         cells = {(one["method"], one["budget"]): one for one in load(ENCODER)["cells"] if "error" not in one}
         ours, even = cells["ecc", "60%"], cells["uniform", "60%"]
         lines.append(
-            f"**Transformers.** MiniLM keeps a similarity of {ours['scores']['finetuned']:.3f} to its dense embeddings at "
+            f"**Encoders.** MiniLM keeps a similarity of {ours['scores']['finetuned']:.3f} to its dense embeddings at "
             f"{ours['of_dense']:.1%} of the energy, measured; uniform pruning {even['scores']['finetuned']:.3f} at "
             f"{even['of_dense']:.1%}. One seed."
         )
@@ -97,8 +100,13 @@ def _figures(found: list[Experiment]) -> list[str]:
     pictures = [
         f"![{one.title}: {one.score_name} against measured energy](results/figures/evidence-{one.name}-accuracy.svg)"
         for one in found
+        if one.name != "e4"  # ResNet-56 with long trainings comes instead
     ]
-    return [*pictures, "![predicted against measured energy](results/figures/alexnet-b128-prediction.svg)"]
+    return [
+        *pictures,
+        f"![ResNet-56, 30 epochs: top-1 against measured energy](results/figures/{FRONT_FIGURE})",
+        f"![SmolLM2-135M: perplexity against measured decode energy](results/figures/{LLM_FIGURE})",
+    ]
 
 
 def _not_shown(compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:

@@ -387,9 +387,11 @@ def write() -> None:
     if text := long_page():
         # Imported here: drawing needs the package and its plotting library, pages without evidence need neither.
         from evidence_figures import main as draw_evidence
+        from front_figures import main as draw_fronts
 
         LONG.write_text(text, encoding="utf-8")
         draw_evidence()
+        draw_fronts()
     else:
         LONG.unlink(missing_ok=True)
 
