@@ -5,7 +5,8 @@
 
 A cell of the part `model` is the profile of a network with one runner, and the cross-validated error of its energy model. One
 of the part `search` is `choose_runner`, as `--runner auto` calls it, on a network of the zoo or ViT-Tiny. torch.compile
-compiles every width anew, which takes seconds, so it comes last, with a network of fewer layers.
+compiles every width anew, which takes seconds, so it comes last, with a network of fewer layers. Its networks are compiled
+ahead in several processes (`compile_ahead`), which fills the cache that torch keeps on disk.
 
 Cells, deadline and the record are those of `cells.py`. Samples of a profile that is not finished are kept in a file
 beside the JSON, and the next call continues it. Recorded on an H200: 0.9 s a sample (eager), 0.6 s (cuda-graph), 3.8 s
@@ -15,6 +16,10 @@ beside the JSON, and the next call continues it. Recorded on an H200: 0.9 s a sa
 from __future__ import annotations
 
 import argparse
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +29,11 @@ from torch import nn
 
 from ecc.energy import fit
 from ecc.errors import BadMeasurement
-from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, Meter, Progress, close_meter, find_meter, profile
+from ecc.graph import trace_channels, with_widths
+from ecc.measure import PROFILE_SETTINGS, Meter, Progress, close_meter, find_meter, profile, sample_widths
 from ecc.measure.profile import Profile
 from ecc.measure.runner_search import choose_runner
-from ecc.measure.runners import available_runners
+from ecc.measure.runners import available_runners, prepare_runner
 from ecc.options import flat_values, settings_from
 from ecc.records import to_builtins
 from ecc.settings import MeasureSettings
@@ -38,8 +43,10 @@ from ecc.zoo.digits import DigitsNet
 BATCHES = {"vit_tiny": 64, "resnet56": 512, "mobilenet_v1": 64, "erfnet": 4, "alexnet": 128}
 """Networks that are searched, with their batch size."""
 
-SAMPLES = {"compile": 40}
+SAMPLES = {"compile": 60}
 """Samples of a profile; 90 for other runners."""
+AHEAD = 12
+"""Processes that compile at the same time."""
 LEAST_SAMPLES = 20
 """Fewer cannot be cross-validated."""
 SECONDS = {"model": 12.0, "search": 55.0}
@@ -71,6 +78,33 @@ def profiled_network(spec: str, is_small: bool) -> tuple[str, nn.Module, torch.T
     return "digits, 4 times as wide", DigitsNet((64, 128, 192)).eval(), torch.randn(512, 1, 32, 32)
 
 
+def samples_of(spec: str, is_small: bool) -> tuple[int, int]:
+    """Number of samples of the profile of a runner, and what their widths are multiples of."""
+    return (22, 4) if is_small else (SAMPLES.get(spec, 90), 8)
+
+
+def compile_some(spec: str, device: str, is_small: bool, part: int, parts: int) -> None:
+    """Compile every n-th network of a profile, and run it once."""
+    _, model, example = profiled_network(spec, is_small)
+    graph = trace_channels(model, example, verify=False)
+    samples, multiple = samples_of(spec, is_small)
+    model, example = model.to(device), example.to(device)
+    for widths in sample_widths(graph, samples, width_multiple=multiple)[part::parts]:
+        network = with_widths(model, graph, widths, device=device)
+        with prepare_runner(network, example, settings_for(runner=spec, precision="fp32", autotune=False)) as runner:
+            runner.run()
+
+
+def compile_ahead(spec: str, device: str, is_small: bool) -> float:
+    """Compile the networks of a profile in several processes; the seconds that this took."""
+    begin, parts = time.monotonic(), min(AHEAD, os.cpu_count() or 1)
+    with ProcessPoolExecutor(parts, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_some, spec, device, is_small, part, parts) for part in range(parts)]
+        for job in jobs:
+            job.result()
+    return time.monotonic() - begin
+
+
 def profile_runner(
     spec: str, meter: Meter, device: str, path: Path, deadline: Deadline, is_small: bool
 ) -> dict[str, Any]:
@@ -85,6 +119,10 @@ def profile_runner(
     name, model, example = profiled_network(spec, is_small)
     graph = trace_channels(model, example, verify=False)
     found: dict[str, Any] = {"network": name, "batch": len(example)}
+    samples, multiple = samples_of(spec, is_small)
+    if spec.startswith("compile"):
+        found["seconds_compiling_ahead"] = compile_ahead(spec, device, is_small)
+        print(f"compiled ahead in {found['seconds_compiling_ahead']:.0f} s", flush=True)
 
     def stop(step: Progress) -> None:
         if step.done and deadline.is_over:
@@ -92,8 +130,7 @@ def profile_runner(
 
     try:
         profile(
-            model, graph, example, meter, path, samples=22 if is_small else SAMPLES.get(spec, 90), progress=stop,
-            width_multiple=4 if is_small else 8, device=device,
+            model, graph, example, meter, path, samples=samples, progress=stop, width_multiple=multiple, device=device,
             settings=settings_for(runner=spec, precision="fp32", autotune=False),
         )  # fmt: skip
     except BadMeasurement as error:
