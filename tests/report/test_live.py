@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ecc.measure import Progress
 from ecc.measure.drift import Drift
+from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.records import to_builtins
 from ecc.report.live import LINE_SECONDS, CompressProgress, ProfileProgress
 from ecc.run_records import ScoreLine, SolverLine, TrainLine
@@ -131,3 +132,11 @@ def test_a_line_of_a_profile_comes_every_ten_samples() -> None:
     assert lines[0] == "10 of 50 samples, 24.7 mJ ±0.4 % (measured), fit error 2.3 %, reference ±0.4 %, 3 min left"
     assert lines[3].endswith("40 s left")
     assert lines[4].endswith("reference ±0.4 %")
+
+
+def test_a_profile_of_a_clock_shows_seconds() -> None:
+    screen = Screen(is_terminal=False)
+    screen.view.announce(CpuTimeMeter().describe(), "cpu")
+    with screen.view:
+        screen.show(10, sample=sample(10, 0.02471))
+    assert "10 of 50 samples, 24.7 ms (measured)" in screen.text.getvalue()

@@ -32,6 +32,7 @@ from ecc.measure import (
     MeasureSettings,
     MeterInfo,
     Profile,
+    Timed,
     Window,
 )
 from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
@@ -216,6 +217,31 @@ def test_doctor_describes_a_meter_that_works() -> None:
 )
 def test_doctor_reports_the_state_of_a_meter(changes: dict[str, Any], part: str) -> None:
     assert part in words(doctor_table(doctor(**changes)))
+
+
+def test_doctor_describes_a_board_without_torch() -> None:
+    machine = {
+        "target": "ssh://me@pi?python=/opt/python",
+        "python": "3.11",
+        "onnxruntime": "1.20",
+        "openvino": "2025.1",
+    }
+    machine |= {"board": "Raspberry Pi 5", "system": "Linux aarch64", "cores": "4"}
+    text = words(doctor_table(replace(doctor(), machine=machine)))
+    start = (
+        "Python 3.11, onnxruntime 1.20, OpenVINO 2025.1 ssh://me@pi?python=/opt/python, Raspberry Pi 5, Linux aarch64,"
+    )
+    assert text.startswith(f"{start} 4 cores")
+    assert "Next: ecc profile digits --target 'ssh://me@pi?python=/opt/python' --meter nvml" in text
+    assert "No energy meter works on the board" in words(doctor_table(replace(NO_METER, machine=machine)))
+
+
+def test_doctor_shows_no_energy_of_a_clock() -> None:
+    test, clock = self_test(0.003), replace(INFO, provenance=Timed("CPU time"))
+    measured = replace(test, measurement=replace(test.measurement, meter=clock))
+    text = words(doctor_table(doctor(info=clock, self_test=measured)))
+    assert "self-test 4.00 ms for 256 images" in text
+    assert "load" not in text
 
 
 # ---------------------------------------------------------------- ecc profile

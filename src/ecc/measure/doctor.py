@@ -134,15 +134,17 @@ def _report(machine: dict[str, str], findings: Sequence[MeterFinding]) -> Doctor
 
 def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
     """Try the meters of a board (`ssh://user@host[:port]`), and observe the counters of those that work."""
-    from .remote.client import Board
+    from .remote.client import ANALYTIC, Board
     from .remote.target import Target
 
+    if spec.startswith(ANALYTIC):
+        raise EccError(f"{spec} reads nothing on a board. Leave {option_hint('target')} out.")
     board = Board(Target.parse(target), "")
     try:
         found = board.call_again("doctor", meter=spec, limit_seconds=120.0)
     finally:
         board.close()
-    machine = {"target": str(board.target), **{str(name): str(text) for name, text in found["machine"].items()}}
+    machine = {"target": target, **{str(name): str(text) for name, text in found["machine"].items()}}
     return _report(machine, [from_builtins(one, MeterFinding, f"the meters of {target}") for one in found["findings"]])
 
 

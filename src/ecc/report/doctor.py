@@ -25,7 +25,7 @@ GOOD, FAIR = 0.01, 0.03
 _DIFFERENCE = 1.96 * math.sqrt(2)  # 95 % of pairs of windows of one network differ by less than this many std
 
 _NO_METER = (
-    "No energy meter works on this machine, so ECC cannot measure the energy of a network. That is common in virtual "
+    "No energy meter works on {place}, so ECC cannot measure the energy of a network. That is common in virtual "
     "machines, containers and laptops. ECC does not invent joules: choose a source, and pass it as --meter:"
 )
 
@@ -37,20 +37,26 @@ def doctor_table(report: DoctorReport) -> RenderableType:
     for finding in report.working:
         parts += [_meter_details(finding), Text()]
     if report.working:
-        parts.append(plain(f"Next: ecc profile digits --meter {shlex.quote(report.working[0].spec)} -o digits.profile"))
+        target = f" --target {shlex.quote(report.machine['target'])}" if "target" in report.machine else ""
+        meter = shlex.quote(report.working[0].spec)
+        parts.append(plain(f"Next: ecc profile digits{target} --meter {meter} -o digits.profile"))
     else:
         parts += _fallbacks(report)
     return Group(*parts)
 
 
 def _machine_lines(machine: Mapping[str, str]) -> Iterator[str]:
-    cuda = machine["cuda"]
-    if "gpus" in machine:
-        cuda += f" (driver {machine['driver']}, cuDNN {machine['cudnn']})"
-    yield f"ecc {machine['ecc']}, Python {machine['python']}, torch {machine['torch']}, CUDA: {cuda}"
+    """Versions, then processor and GPUs. A board (`--target`) may have neither ECC nor PyTorch."""
+    names = {"ecc": "ecc", "python": "Python", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
+    versions = [f"{name} {machine[key]}" for key, name in names.items() if key in machine]
+    if "cuda" in machine:
+        cuda = f" (driver {machine['driver']}, cuDNN {machine['cudnn']})" if "gpus" in machine else ""
+        versions.append(f"CUDA: {machine['cuda']}{cuda}")
+    yield ", ".join(versions)
     cores = "1 core" if machine["cores"] == "1" else f"{machine['cores']} cores"
+    parts = [machine[key] for key in ("target", "board", "system", "processor") if key in machine]
     gpus = f"; {machine['gpus']}" if "gpus" in machine else ""
-    yield f"{machine['system']}, {machine['processor']}, {cores}{gpus}"
+    yield f"{', '.join([*parts, cores])}{gpus}"
 
 
 def _meter_table(report: DoctorReport) -> Table:
@@ -98,7 +104,9 @@ def _meter_lines(finding: MeterFinding) -> Iterator[tuple[str, str]]:
         result = test.measurement
         state = DeviceState(temperature_celsius=result.temperature_celsius, clock_mhz=result.clock_mhz)
         capped = ["at its power limit"] if result.power_capped else []
-        yield "load", ", ".join([si(result.watts, "W"), *_state(state), *capped])
+        watts = [si(result.watts, "W")] if info.has_energy else []
+        if load := [*watts, *_state(state), *capped]:
+            yield "load", ", ".join(load)
         yield "self-test", _self_test(test)
         yield "repeatability", f"std of one window {percent(test.repeatability, 2)}: {_verdict(test.repeatability)}"
     if finding.trouble:
@@ -111,8 +119,9 @@ def _self_test(test: SelfTest) -> str:
     result = test.measurement
     seconds = sum(window.window_seconds for window in result.windows) / len(result.windows)
     images = "1 image" if result.batch == 1 else f"{result.batch} images"
+    joules = f"{si(result.joules, 'J')} and " if result.meter.has_energy else ""
     return (
-        f"{si(result.joules, 'J')} and {si(result.seconds, 's')} for {images} of a small network on {test.device}, "
+        f"{joules}{si(result.seconds, 's')} for {images} of a small network on {test.device}, "
         f"{len(result.windows)} windows of {si(seconds, 's')}"
     )
 
@@ -141,7 +150,7 @@ def _state(state: DeviceState | None) -> Iterator[str]:
 
 
 def _fallbacks(report: DoctorReport) -> Iterator[RenderableType]:
-    yield Text(_NO_METER)
+    yield Text(_NO_METER.format(place="the board" if "target" in report.machine else "this machine"))
     yield Text()
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold")

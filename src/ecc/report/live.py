@@ -171,6 +171,7 @@ class ProfileProgress(_View):
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, now)
         self._first_line = ""
+        self._unit = "J"
         self._last: Progress | None = None
         self._start: tuple[float, int] | None = None
 
@@ -182,6 +183,7 @@ class ProfileProgress(_View):
 
     def announce(self, meter: MeterInfo, device: str | None) -> None:
         """Set the first line: the meter, and the device that networks run on (None: they are not run)."""
+        self._unit = "J" if meter.has_energy else "s"
         place = "networks are not run" if device is None else f"networks run on {device}"
         self._first_line = f"{meter.name}: {meter.device}, {meter.scope}, {meter.reads} ({meter.label}); {place}"
 
@@ -195,9 +197,9 @@ class ProfileProgress(_View):
         self._first_line = ""
         sample, done, total = progress.sample, progress.done, progress.total
         if isinstance(self._display, RichProgress):
-            self._display.update(self._bar_task, completed=done, total=total, description=_describe(progress))
+            self._display.update(self._bar_task, completed=done, total=total, description=self._describe(progress))
         elif sample is not None and not sample.is_reference and (done % LINE_SAMPLES == 0 or done == total):
-            self.say(f"{done} of {total} samples, {_describe(progress)}{self._time_left(progress)}")
+            self.say(f"{done} of {total} samples, {self._describe(progress)}{self._time_left(progress)}")
 
     def so_far(self, path: str | Path) -> str:
         """What an interrupted profile leaves behind."""
@@ -215,15 +217,14 @@ class ProfileProgress(_View):
         left = (self._now() - at) / (progress.done - done) * (progress.total - progress.done)
         return f", {duration(left)} left"
 
-
-def _describe(progress: Progress) -> str:
-    parts = []
-    if progress.sample is not None:
-        interval = progress.sample.relative_ci
-        ci = "" if interval is None else f" ±{percent(interval)}"
-        parts.append(f"{si(progress.sample.joules, 'J')}{ci} ({progress.label})")
-    if progress.error is not None:
-        parts.append(f"fit error {percent(progress.error)}")
-    if progress.drift is not None and progress.drift.references > 1:
-        parts.append(f"reference ±{percent(progress.drift.cv)}")
-    return ", ".join(parts)
+    def _describe(self, progress: Progress) -> str:
+        parts = []
+        if progress.sample is not None:
+            interval = progress.sample.relative_ci
+            ci = "" if interval is None else f" ±{percent(interval)}"
+            parts.append(f"{si(progress.sample.joules, self._unit)}{ci} ({progress.label})")
+        if progress.error is not None:
+            parts.append(f"fit error {percent(progress.error)}")
+        if progress.drift is not None and progress.drift.references > 1:
+            parts.append(f"reference ±{percent(progress.drift.cv)}")
+        return ", ".join(parts)

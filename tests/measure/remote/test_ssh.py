@@ -48,6 +48,10 @@ def test_doctor_shows_the_meters_of_the_board(board: str) -> None:
     assert found["machine"]["python"].startswith("3.")
     assert [meter["spec"] for meter in found["meters"]] == ["cputime:15W"]
     assert found["meters"][0]["counter"]["moves"] in (True, False)
+    done = ecc("doctor", "--target", board, "--meter", "wall")
+    assert done.exit_code == 0, done.output
+    assert f"Python {found['machine']['python']}" in done.stdout
+    assert "measured (wall clock)" in done.stdout
 
 
 def test_two_boards_share_a_profile(board: str, tmp_path: Path) -> None:
