@@ -34,7 +34,7 @@ from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.runners import RunnerModule, prepare_runner
 from ecc.profiling import calibration_inputs
 from ecc.settings import MeasureSettings, make_settings
-from ecc.task import Task, with_batch_size
+from ecc.task import Task, batch_size_of, with_batch_size
 from ecc.zoo.registry import find_task
 
 RUNNER = "onnxruntime:CPUExecutionProvider"
@@ -46,7 +46,8 @@ def evaluate(model: nn.Module, task: Task, example: Any, precision: Any) -> dict
         MeasureSettings(), runner=RUNNER, precision=precision, window_seconds=PROFILE_SETTINGS.window_seconds
     )
     assert task.evaluate is not None
-    with prepare_runner(model, example, settings, calibration=calibration_inputs(task, 8)) as ready:
+    calibration = calibration_inputs(task, batch_size_of(example), 8)
+    with prepare_runner(model, example, settings, calibration=calibration) as ready:
         score = float(task.evaluate(RunnerModule(ready, model, example)))
         result = measure(ready.run, CpuTimeMeter(), settings, batch=ready.batch, is_asynchronous=False)
     return {"seconds": result.seconds, "relative_ci": result.relative_ci or 0.0, "score": score}

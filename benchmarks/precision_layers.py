@@ -44,7 +44,8 @@ class Files:
         self.example = with_batch_size(task.example_input, batch)
         self.network = OnnxNetwork.of(task.model, self.example)
         (self.name,) = self.network.names
-        self.feeds = [{self.name: one.numpy()} for one in calibration_inputs(task, 8) if isinstance(one, torch.Tensor)]
+        batches = calibration_inputs(task, batch, 8)
+        self.feeds = [{self.name: one.numpy()} for one in batches if isinstance(one, torch.Tensor)]
         self.meter = CpuTimeMeter()
         self.counter: Any = None
         self.wanted = [torch.from_numpy(array) for array in self.open(self.network.data).infer(self.feeds[0])]

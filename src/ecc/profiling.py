@@ -33,7 +33,7 @@ from ecc.methods.base import trace_task
 from ecc.options import flat_values, settings_from
 from ecc.report.live import ProfileProgress
 from ecc.settings import CompressSettings
-from ecc.task import Inputs, Task, split_batch
+from ecc.task import Inputs, Task, batch_size_of, split_batch, with_batch_size
 from ecc.training import DistributedContext
 
 SAMPLES = 250
@@ -178,7 +178,8 @@ def profile_and_fit(
             "target_error": None if samples or preset == "paper" else TARGET_ERROR,
         }
         view = ProfileProgress(console)
-        view.announce(source.describe(), device)
+        board = str(source.board.target) if isinstance(source, RemoteMeter) else None
+        view.announce(source.describe(), board or device)
         with view:
             for workload, path in paths.items():
                 if workload is None:
@@ -215,7 +216,7 @@ def profile_task(
     """Measure a network at many widths; runner "auto" is resolved first. Other arguments are those of `profile`."""
     settings, search = find_runner(
         path, task.model, example_input, source, settings, device=device, evaluate=task.evaluate,
-        calibration=calibration_inputs(task), resource=resource, report=view.say,
+        calibration=calibration_inputs(task, batch_size_of(example_input)), resource=resource, report=view.say,
     )  # fmt: skip
     return profile(
         task.model, graph, example_input, source, path, settings=settings, runner_search=search, device=device,
@@ -235,9 +236,17 @@ def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -
                 )
 
 
-def calibration_inputs(task: Task, batches: int = 4) -> list[Inputs]:
-    """Inputs of some training batches, for the calibration of int8; none if the task has no batches."""
+def calibration_inputs(task: Task, batch_size: int, batches: int = 4) -> list[Inputs]:
+    """Inputs of some training batches in parts of this size, for the calibration of int8.
+
+    None if the task has no batches.
+    """
     if task.train_batches is None:
         return []
     found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
-    return [inputs for inputs in found if isinstance(inputs, torch.Tensor | tuple | dict)]
+    return [
+        with_batch_size(inputs, batch_size, start=start)
+        for inputs in found
+        if isinstance(inputs, torch.Tensor | tuple | dict)
+        for start in range(0, batch_size_of(inputs), batch_size)
+    ]

@@ -189,12 +189,13 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     )
 
 
-def with_batch_size(example_input: Inputs, batch_size: int) -> Inputs:
+def with_batch_size(example_input: Inputs, batch_size: int, *, start: int = 0) -> Inputs:
     """The example input at another batch size: its items are repeated, or the first ones are taken.
 
     Args:
         example_input: Its first tensor determines the batch size; tensors with another first axis stay as they are.
         batch_size: Items in the new batch.
+        start: The first item to take.
 
     Raises:
         BadTask: If `batch_size` is out of range, or the input has no batch axis.
@@ -204,7 +205,7 @@ def with_batch_size(example_input: Inputs, batch_size: int) -> Inputs:
     first = _first_tensor(example_input)
     if first.dim() == 0 or len(first) == 0:
         raise BadTask(f"the example input has shape {tuple(first.shape)}, without items to make a batch of.")
-    index = torch.arange(batch_size) % len(first)
+    index = (start + torch.arange(batch_size)) % len(first)
 
     def resize(tensor: Tensor) -> Tensor:
         return tensor[index.to(tensor.device)] if tensor.dim() and len(tensor) == len(first) else tensor

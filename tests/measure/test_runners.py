@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import ecc
 from ecc.errors import BadMeasurement, EccError
+from ecc.graph.numerics import relative_error
 from ecc.measure import MeasureSettings, prepare_runner, runner_search
 from ecc.measure.environment import environment
 from ecc.measure.meters.cputime import CpuTimeMeter
@@ -23,7 +24,9 @@ from ecc.measure.runner_search import RunnerSearch, choose_runner
 from ecc.measure.runners import cuda_graph, draw_inputs, resolve_runner
 from ecc.measure.runners.onnx_network import OnnxNetwork
 from ecc.measure.runners.runtime import open_session
+from ecc.profiling import calibration_inputs
 from ecc.records import from_json, to_json
+from ecc.task import Task
 from ecc.torch_utils import NotCapturable
 
 IMAGE, INDEX = torch.ones(2, 3, 8, 8), torch.tensor([3, 1])
@@ -337,6 +340,29 @@ def test_a_runner_of_a_user_is_loaded_from_a_file(tmp_path: Path) -> None:
         run(Small(), IMAGE, runner=f"{tmp_path}/mine.py:Missing")
 
 
+class RemovedBranch(nn.Module):
+    """Adds the zeros that a removed residual branch leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.a(image).relu()
+        y: Tensor = self.c((self.b(x) + x.new_zeros(x.shape)).relu())
+        return y
+
+
+@pytest.mark.parametrize("runner", ["onnxruntime", "openvino"])
+def test_a_network_without_a_branch_runs_in_int8(runner: str) -> None:
+    torch.manual_seed(0)
+    model, image = RemovedBranch().eval(), torch.randn(2, 3, 8, 8)
+    settings = MeasureSettings(runner=runner, precision="int8", input_data="example")
+    with prepare_runner(model, image, settings) as ready, torch.no_grad():
+        assert ready.infer is not None
+        assert 0 < relative_error([model(image)], ready.infer(image)) < 0.1
+
+
 # --- choose_runner -----------------------------------------------------------------------------------
 
 QUICK = MeasureSettings(window_seconds=0.01, probe_seconds=0.02, warmup_seconds=0.0, warmup_runs=1)
@@ -419,3 +445,23 @@ def test_versions_are_recorded_without_host_and_user() -> None:
     assert set(found) == {"ecc", "python", "torch", "system", "threads"}
     assert platform.node() not in " ".join(found.values())
     assert set(environment(None)) == {"ecc", "python", "torch", "system"}
+
+
+def test_int8_is_compared_on_the_data_it_was_calibrated_on() -> None:
+    """Images from 0 to 1: on random numbers from -4 to 4, most activations of the int8 file would be clipped."""
+    torch.manual_seed(0)
+    images = torch.rand(4, 3, 8, 8)
+    _, search = choose_runner(
+        Small().eval(), images, CpuTimeMeter(), QUICK, runners=["onnxruntime"], precisions=["fp32", "int8"]
+    )
+    assert [one.excluded for one in search.candidates] == ["", "", ""]
+    assert search.table().splitlines()[-1] == "allowed: outputs that differ by 5% of the largest output"
+
+
+def test_calibration_batches_have_the_batch_size_of_the_network() -> None:
+    batches = [(torch.arange(10.0).reshape(5, 2), torch.zeros(5)), (torch.ones(5, 2), torch.zeros(5))]
+    task = Task(name="task", model=nn.Linear(2, 2), example_input=torch.ones(3, 2), train_batches=batches)
+    found = calibration_inputs(task, 3)
+    assert [tuple(one.shape) for one in found if isinstance(one, Tensor)] == [(3, 2)] * 4
+    assert isinstance(found[1], Tensor)
+    assert found[1].tolist() == [[6.0, 7.0], [8.0, 9.0], [0.0, 1.0]]

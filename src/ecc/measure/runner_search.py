@@ -109,17 +109,20 @@ class RunnerSearch:
                 (
                     one.name,
                     "" if cost is None else f"{cost:.4g}",
-                    "" if saving is None else f"{-saving:+.0%}",
+                    "" if saving is None else f"{0.0 - saving:+.0%}",
                     "" if one.difference is None else f"{one.difference:.1e}",
                     "" if one.score is None else f"{one.score:.4f}",
                     note,
                 )
             )
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        return "\n".join(
+        lines = [
             "  ".join(f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip()
             for row in rows
-        )
+        ]
+        score = "" if self.score_tolerance is None else f" and a score at most {self.score_tolerance:g} lower"
+        lines.append(f"allowed: outputs that differ by {self.output_tolerance:.0%} of the largest output{score}")
+        return "\n".join(lines)
 
 
 def choose_runner(
@@ -167,9 +170,9 @@ def choose_runner(
     found = available_runners(place.type) if runners is None else dict.fromkeys(runners, "")
     inputs = draw_inputs(example_input, place) if settings.input_data == "random" else example_input
     search = _Search(
-        copy.deepcopy(model).to(place), inputs, meter,
-        replace(settings, input_data="example", min_repeats=1, max_repeats=1), place, evaluate, calibration, clock,
-        output_tolerance, score_tolerance,
+        copy.deepcopy(model).to(place), inputs, example_input, meter,
+        replace(settings, input_data="example", min_repeats=1, max_repeats=1), place, evaluate,
+        calibration or [example_input], clock, output_tolerance, score_tolerance,
     )  # fmt: skip
     candidates = [search.candidate(RunnerCandidate(runner="", precision="fp32"))]
     first = candidates[0]
@@ -237,6 +240,9 @@ class _Search:
 
     model: nn.Module
     inputs: Inputs
+    """What is run while it is measured."""
+    example_input: Inputs
+    """What outputs are compared on: int8 is calibrated on data and not on random numbers."""
     meter: Meter
     settings: MeasureSettings
     device: torch.device
@@ -271,7 +277,7 @@ class _Search:
         """The candidate with the difference of its outputs and its score; excluded if one is too large or too low."""
         if ready.infer is None:
             return one
-        found = [output.float().cpu() for output in ready.infer(self.inputs)]
+        found = [output.float().cpu() for output in ready.infer(self.example_input)]
         if self.wanted is None:
             self.wanted = found
         difference = relative_error(self.wanted, found)

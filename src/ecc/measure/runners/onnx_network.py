@@ -349,12 +349,13 @@ def quantize(
             root.setLevel(logging.ERROR)  # onnxruntime logs advice to the root logger
             prepare = import_runtime("onnxruntime.quantization.shape_inference").quant_pre_process
             prepare(source, ready, skip_symbolic_shape=has_fixed_shapes)
+            in_float = [*excluded, *_additions_of_zeros(Path(ready).read_bytes())]
             if feeds is None:
                 # Unsigned weights: onnxruntime has no dynamic convolution with signed ones.
                 kind = quantization.QuantType.QUInt8
-                quantization.quantize_dynamic(ready, target, weight_type=kind, nodes_to_exclude=list(excluded))
+                quantization.quantize_dynamic(ready, target, weight_type=kind, nodes_to_exclude=in_float)
             else:
-                quantization.quantize_static(ready, target, Reader(), per_channel=True, nodes_to_exclude=list(excluded))
+                quantization.quantize_static(ready, target, Reader(), per_channel=True, nodes_to_exclude=in_float)
             return Path(target).read_bytes()
         except EccError:
             raise
@@ -362,3 +363,18 @@ def quantize(
             raise CannotExport(f"onnxruntime cannot quantize this network: {first_line(error)[:300]}") from error
         finally:
             root.setLevel(level)
+
+
+def _additions_of_zeros(data: bytes) -> list[str]:
+    """Names of nodes that add the zeros of a removed branch. OpenVINO cannot compile them in int8."""
+    onnx = import_runtime("onnx")
+    graph = onnx.load_model_from_string(data).graph
+    zeros = {one.name for one in graph.initializer if not onnx.numpy_helper.to_array(one).any()}
+    found = []
+    for node in graph.node:
+        if node.op_type == "Add" and zeros.intersection(node.input):
+            found.append(node.name)
+        is_zero = node.op_type in ("Cast", "CastLike", "Expand") and node.input[0] in zeros
+        if is_zero or (node.op_type == "ConstantOfShape" and not node.attribute):
+            zeros.update(node.output)
+    return found
