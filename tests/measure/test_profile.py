@@ -397,7 +397,7 @@ def test_equal_devices_are_merged_and_others_refused_or_rescaled(tmp_path: Path)
     assert [one.session for one in merged.samples] == [0, 0, 0, 1, 4]
     assert [part.device_id for part in merged.header.merged_from] == ["one", "two"]
     assert merged.header.meter.device_id == ""
-    with pytest.raises(BadFile, match=r"uses 2 J in .*a and 2\.05 J in .*b, 2\.5% more \(2% .*rescale=True"):
+    with pytest.raises(BadFile, match=r"takes 2 J in .*a and 2\.05 J in .*b, 2\.5% more \(2% .*--rescale"):
         merge_profiles(two_devices(tmp_path, 2.05), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     merged = merge_profiles(two_devices(tmp_path, 8.0), tmp_path / "out", rescale=True)

@@ -130,6 +130,8 @@ class ProfileHeader:
         else:
             tensors = example_input if isinstance(example_input, tuple) else (example_input,)
             named = {str(position): tensor for position, tensor in enumerate(tensors)}
+        if fields.get("runner_search") is not None:
+            fields["runner_reason"] = "the cheapest of those that were compared"
         return cls(
             structure=graph.structure,
             groups=tuple(group.name for group in graph.variable),
@@ -529,7 +531,7 @@ def merge_profiles(paths: Sequence[str | Path], out: str | Path, *, rescale: boo
         common = [statistics.geometric_mean(column) for column in zip(*levels, strict=True)]
         factors = [(common[0] / joules, common[1] / seconds) for joules, seconds in levels]
     else:
-        _check_levels(paths, [joules for joules, _ in levels])
+        _check_levels(paths, [joules for joules, _ in levels], "J" if shards[0].header.meter.has_energy else "s", out)
     samples: list[Sample] = []
     for shard, (joules, seconds) in zip(shards, factors, strict=True):
         # Sessions of their own: drift is not interpolated from one device to the next.
@@ -568,14 +570,15 @@ def _reference_level(path: str | Path, shard: Profile) -> tuple[float, float]:
     return joules, statistics.median(sample.seconds for sample in shard.references)
 
 
-def _check_levels(paths: Sequence[str | Path], joules: Sequence[float]) -> None:
-    low, high = min(range(len(joules)), key=joules.__getitem__), max(range(len(joules)), key=joules.__getitem__)
-    difference = joules[high] / joules[low] - 1
+def _check_levels(paths: Sequence[str | Path], levels: Sequence[float], unit: str, out: str | Path) -> None:
+    low, high = min(range(len(levels)), key=levels.__getitem__), max(range(len(levels)), key=levels.__getitem__)
+    difference = levels[high] / levels[low] - 1
     if difference > MAX_DEVICE_DIFFERENCE:
+        command = f"ecc merge {' '.join(map(str, paths))} -o {out} --rescale"
         raise BadFile(
-            f"the devices differ: the dense reference uses {joules[low]:.4g} J in {paths[low]} and {joules[high]:.4g} "
-            f"J in {paths[high]}, {difference:.1%} more ({MAX_DEVICE_DIFFERENCE:.0%} is accepted). Check whether one "
-            f"is warmer, slower or shared, or scale them with {option_hint('rescale', True)}."
+            f"the devices differ: the dense reference takes {levels[low]:.4g} {unit} in {paths[low]} and "
+            f"{levels[high]:.4g} {unit} in {paths[high]}, {difference:.1%} more ({MAX_DEVICE_DIFFERENCE:.0%} is "
+            f"accepted). Check whether one is warmer, slower or shared, or scale them: {command}"
         )
 
 

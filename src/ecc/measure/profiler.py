@@ -210,14 +210,15 @@ def profile(
         with lock:  # several boards may report at once
             (progress or (lambda _: None))(step)
 
-    def measure(source: EnergySource, file: str | Path, plan: Design) -> Profile:
-        profiler: Profiler
+    def profiler_of(source: EnergySource) -> Profiler:
         if isinstance(source, Analytic):
-            profiler = AnalyticProfiler(graph, example_input, source)
-        else:
-            profiler = open_profiler(
-                model, graph, example_input, source, settings, device=device, clock=clock, runner_search=runner_search
-            )
+            return AnalyticProfiler(graph, example_input, source)
+        return open_profiler(
+            model, graph, example_input, source, settings, device=device, clock=clock, runner_search=runner_search
+        )
+
+    def measure(source: EnergySource, file: str | Path, plan: Design) -> Profile:
+        profiler = profiler_of(source)
         with open_profile(file) as writer:
             run = _ProfileRun(plan, widths, profiler, writer, EarlyStop(graph, target_error, fit_error), report)
             with _fewer_collections() if profiler.drifts else nullcontext():
@@ -225,7 +226,11 @@ def profile(
             return writer.profile()
 
     others: tuple[EnergySource, ...] = getattr(meter, "others", ()) if shard is None else ()
-    return _profile_shards((meter, *others), Path(path), plan, measure) if others else measure(meter, path, plan)
+    if not others:
+        return measure(meter, path, plan)
+    if Path(path).exists():
+        return _load_merged(Path(path), profiler_of(meter).header(plan))
+    return _profile_shards((meter, *others), Path(path), plan, measure)
 
 
 def _profile_shards(
@@ -235,13 +240,26 @@ def _profile_shards(
 
     The shards are in files beside the profile, so that the same call resumes each of them.
     """
-    if path.exists():
-        return Profile.load(path)
     numbers, count = range(1, len(meters) + 1), len(meters)
     paths = [path.with_name(f"{path.name}.shard-{number}-of-{count}") for number in numbers]
     with ThreadPoolExecutor(count) as pool:  # waits for every board, also after a failure
         list(pool.map(measure, meters, paths, [replace(plan, shard=(number, count)) for number in numbers]))
     return merge_profiles(paths, path)
+
+
+def _load_merged(path: Path, header: ProfileHeader) -> Profile:
+    """A profile that several boards have finished, after checking that it is the one that is asked for."""
+    merged = Profile.load(path)
+    if not merged.header.merged_from:
+        raise BadFile(f"{path} was measured on one device. Give another file for several targets.")
+    _check_conflict(path, merged.header, header, ignore=frozenset({"design.shard", "meter.device_id"}))
+    found, wanted = merged.header.design, header.design
+    if (found.samples, found.rounds) < (wanted.samples, wanted.rounds):
+        raise BadFile(
+            f"{path} was merged with {found.samples} samples. To measure more, delete it and run the same command "
+            "again: the files of the boards beside it are kept and extended."
+        )
+    return merged
 
 
 # --- one call of profile() ---------------------------------------------------------------------------
@@ -413,11 +431,17 @@ def _check_header(writer: ProfileWriter, old: ProfileHeader, new: ProfileHeader)
     """Refuse to append samples with another meaning."""
     if old.merged_from:
         raise BadFile(f"{writer.path} was merged from {len(old.merged_from)} files; extend those, and merge again.")
-    conflict = header_conflict(old, new)
+    _check_conflict(writer.path, old, new)
+
+
+def _check_conflict(
+    path: Path, old: ProfileHeader, new: ProfileHeader, *, ignore: frozenset[str] = frozenset()
+) -> None:
+    conflict = header_conflict(old, new, ignore=ignore)
     if conflict is not None:
         name, before, now = conflict
         raise BadFile(
-            f"{writer.path} cannot be resumed: {name} was {before!r} and is now {now!r}. "
+            f"{path} cannot be resumed: {name} was {before!r} and is now {now!r}. "
             "Use the same settings, or give another file."
         )
 

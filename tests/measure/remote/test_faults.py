@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import PROFILE_SETTINGS, Profile, profile, profile_writer
+from ecc.measure import PROFILE_SETTINGS, Profile, merge_profiles, profile, profile_writer
+from ecc.measure.doctor import diagnose_target
 from ecc.measure.profiler import find_runner
 from ecc.measure.remote import client
-from ecc.measure.remote.client import Board, RemoteMeter, open_target
+from ecc.measure.remote.client import Board, InstalledSpec, RemoteMeter, open_target
 from ecc.measure.remote.link import START, Link, agent_modules, agent_sources
 from ecc.measure.remote.target import Target
 from ecc.measure.remote.wire import MAX_DATA_BYTES, FrameReader, FrameWriter, LinkLost
@@ -360,8 +361,64 @@ def test_failures_on_the_board_are_reported(
         open_target(local_board(), "platform:jetson-tx2")
     with pytest.raises(EccError, match="in_turns has no effect on a board"):
         open_target(local_board(), "wall", settings=replace(QUICK, in_turns=True))
+    with pytest.raises(EccError, match="device has no effect on a board"):
+        open_target(local_board(), "wall", settings=QUICK, task=InstalledSpec(task="digits", device="cuda"))
+    with pytest.raises(EccError, match="does not support precision 'bf16'"):
+        open_target(local_board(), "wall", settings=replace(QUICK, precision="bf16"))
+    with pytest.raises(EccError, match="channels_last has no effect"):
+        open_target(local_board(), "wall", settings=replace(QUICK, channels_last=True))
+    with pytest.raises(EccError, match=r"platform:h100 reads nothing on a board"):
+        diagnose_target("ssh://board", "platform:h100")
     with pytest.raises(EccError, match="runner 'auto' needs a meter; platform:jetson-tx2 runs nothing"):
         open_target(local_board(), "platform:jetson-tx2", settings=replace(QUICK, runner="auto"))
+
+
+def test_a_board_without_the_runtime_says_what_to_install() -> None:
+    link = Link([sys.executable, "-I", "-S", "-c", START], 20.0, agent_sources())
+    try:
+        link.call("open", meter="wall", settings={})
+        with pytest.raises(
+            EccError, match=r"on the board: onnxruntime cannot be imported .*; run: pip install onnxrun"
+        ):
+            link.call("prepare", runner="onnxruntime:CPUExecutionProvider", onnx_bytes=0, inputs={}, precision="fp32")
+    finally:
+        link.close()
+
+
+def test_the_last_words_of_ssh_are_part_of_the_message() -> None:
+    for script in ("echo refused. >&2", "sleep 0.3; echo refused. >&2"):  # before and while the agent is sent
+        with (
+            pytest.raises(LinkLost, match=r": refused$"),
+            closing(Link(["sh", "-c", script], 20.0, agent_sources())) as link,
+        ):
+            link.call("hello")
+
+
+def test_several_boards_refuse_a_finished_profile_that_is_another_one(
+    network: tuple[nn.Module, ChannelGraph, Tensor], meter_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(merge_profiles.__globals__, "MAX_DEVICE_DIFFERENCE", 100.0)  # both run on this busy machine
+    model, graph, example = network
+    path = tmp_path / "net.profile"
+    boards = [open_target(local_board(), f"{meter_file}:Counter", settings=QUICK) for _ in range(2)]
+    boards[0].others = tuple(boards[1:])
+    try:
+        made = profile(model, graph, example, boards[0], path, samples=4, settings=QUICK)
+        assert len(made.header.merged_from) == 2
+        again = profile(model, graph, example, boards[0], path, samples=4, settings=QUICK)
+        assert again.samples == made.samples
+        with pytest.raises(BadFile, match=r"settings.precision was 'fp32' and is now 'fp16'"):
+            profile(model, graph, example, boards[0], path, samples=4, settings=replace(QUICK, precision="fp16"))
+        with pytest.raises(BadFile, match=r"was merged with 4 samples\. To measure more, delete it"):
+            profile(model, graph, example, boards[0], path, samples=6, settings=QUICK)
+        path.unlink()
+        assert len(profile(model, graph, example, boards[0], path, samples=6, settings=QUICK).design_samples) == 6
+        one = tmp_path / "one.profile"
+        profile(model, graph, example, boards[1], one, samples=2, settings=QUICK)
+        with pytest.raises(BadFile, match="was measured on one device"):
+            profile(model, graph, example, boards[0], one, samples=2, settings=QUICK)
+    finally:
+        boards[0].close()
 
 
 def test_auto_takes_the_cheapest_runner_of_the_board_and_keeps_it(
@@ -400,6 +457,8 @@ def test_auto_takes_the_cheapest_runner_of_the_board_and_keeps_it(
         ("ssh://-oProxyCommand=x", "must not start with a dash"),
         ("ssh://board?shell=sh", "option 'shell' is unknown"),
         ("ssh://board?hang_seconds=soon", "give a number"),
+        ("ssh://board?hang_seconds=nan", "hang_seconds is nan; give a number of seconds above 0"),
+        ("ssh://board?retry_seconds=-1", "retry_seconds is -1"),
         ("ssh://board:port", "is not valid"),
         ("ssh://board/etc", "is not valid"),
     ],
@@ -413,6 +472,7 @@ def test_a_target_becomes_an_ssh_command(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("ECC_SSH", "ssh -F 'my config'")
     target = Target.parse("ssh://me@board:2222?python=/opt/my%20python/python3&dir=work&hang_seconds=9")
     assert (str(target), target.hang_seconds) == ("ssh://me@board:2222", 9.0)
+    assert target.version_command == "ssh -p 2222 me@board '/opt/my python/python3' --version"
     command = target.command(["-c", "print('x')"])
     assert command[:3] == ["ssh", "-F", "my config"]
     assert "BatchMode=yes" in command

@@ -23,7 +23,7 @@ from ecc.errors import EccError, first_line
 from ecc.measure.counter import CounterProbe, probe_counter
 from ecc.measure.meter import Meter, close_meter
 from ecc.measure.registry import attempt_of, find_meter, probe_meters
-from ecc.measure.runners.runtime import SESSIONS, open_session
+from ecc.measure.runners.runtime import SESSIONS, import_runtime, open_session
 from ecc.measure.window import measure, probe_under_load
 from ecc.settings import MeasureSettings
 
@@ -156,8 +156,8 @@ class _Board:
 
     def _session(self, message: Mapping[str, Any], data: bytes) -> Any:
         """Load the network of a request: an ONNX file, followed by the inputs that are not random numbers."""
-        import numpy as np
-
+        import_runtime(message["runner"].partition(":")[0])  # its message says what to install
+        np = import_runtime("numpy")
         generator, inputs, end = np.random.default_rng(20190613), {}, message["onnx_bytes"]
         for name, (dtype, shape, size) in message["inputs"].items():
             if size == 0:

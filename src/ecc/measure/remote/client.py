@@ -23,6 +23,7 @@ from ecc.measure.counter import CounterProbe
 from ecc.measure.meter import MeterInfo, Reading
 from ecc.measure.profile import ProfileHeader, Sample
 from ecc.measure.runner_search import RunnerSearch
+from ecc.measure.runners import open_runner
 from ecc.measure.runners.onnx_network import OnnxNetwork
 from ecc.measure.runners.runtime import SESSIONS
 from ecc.records import from_builtins, to_builtins
@@ -76,10 +77,10 @@ class Board:
             self._connect()
         except LinkLost as lost:
             self.close()
-            raise EccError(
-                f"{self.target} cannot be used: {lost}. Check that `ssh {self.target.host} {self.target.python} "
-                "--version` works without a password and is Python 3.10 or newer."
-            ) from None
+            hint = f"Check that `{self.target.version_command}` works without a password and is Python 3.10 or newer."
+            if self.task is not None and "No module named" in str(lost):
+                hint = "Install PyTorch and ECC there, or use runner onnxruntime, which gets the network as a file."
+            raise EccError(f"{self.target} cannot be used: {lost}. {hint}") from None
 
     def _connect(self) -> None:
         """Start the agent, and open the meter."""
@@ -170,8 +171,10 @@ def open_target(
     settings = settings or MeasureSettings()
     is_analytic = meter.startswith(ANALYTIC)
     name = (settings.runner or "onnxruntime").partition(":")[0]
-    if settings.in_turns and (name in SESSIONS or settings.runner == "auto"):
-        raise EccError(f"{option_hint('in_turns')} has no effect on a board that gets networks as files. Leave it out.")
+    if not is_analytic and (name in SESSIONS or settings.runner == "auto"):
+        ignored = {"in_turns": settings.in_turns, "device": task is not None and task.device is not None}
+        for option in (option for option, is_given in ignored.items() if is_given):
+            raise EccError(f"{option_hint(option)} has no effect on a board that gets networks as files. Leave it out.")
     if settings.runner == "auto":
         if is_analytic:
             raise EccError(f"runner 'auto' needs a meter; {meter} runs nothing. Leave it out.")
@@ -180,6 +183,7 @@ def open_target(
         if ":" not in (settings.runner or ""):
             place = "openvino:CPU" if name == "openvino" else "onnxruntime:CPUExecutionProvider"
             settings = replace(settings, runner=place)
+        open_runner(str(settings.runner), settings).close()  # refuses a precision or format that it does not have
         return RemoteMeter(Board(where, meter, None, settings))
     if task is None:
         raise EccError(

@@ -122,15 +122,17 @@ class Link:
         self._answers: queue.Queue[dict[str, Any] | LinkLost] = queue.Queue()
         self._heard, self._has_heard, self._number, self._is_closed = time.monotonic(), False, 0, False
         self._errors: deque[str] = deque(maxlen=20)
+        for work in (self._listen, self._log_errors):
+            threading.Thread(target=work, daemon=True).start()
         try:
             if sources is not None:
                 loader = _LOADER.encode()
                 self._write(b"%d\n%s%d\n%s" % (len(loader), loader, len(sources), sources))
         except OSError as error:
+            reason = self._reason(f"the link is closed ({error})")
             self.close()
-            raise LinkLost(self._reason(f"the link is closed ({error})")) from error
-        for work in (self._listen, self._log_errors, self._beat):
-            threading.Thread(target=work, daemon=True).start()
+            raise LinkLost(reason) from error
+        threading.Thread(target=self._beat, daemon=True).start()
 
     @property
     def is_closed(self) -> bool:
@@ -146,7 +148,10 @@ class Link:
         self._number += 1
         started = time.monotonic()
         self._heard = started
-        self._writer.send({"op": op, "id": self._number, **fields}, data)
+        try:
+            self._writer.send({"op": op, "id": self._number, **fields}, data)
+        except LinkLost as lost:
+            raise LinkLost(self._reason(str(lost))) from lost
         while True:
             try:
                 answer = self._answers.get(timeout=min(1.0, self._hang_seconds / 4))
@@ -239,4 +244,4 @@ class Link:
     def _reason(self, text: str) -> str:
         time.sleep(0.05)  # the last words of ssh
         said = next((line for line in reversed(self._errors) if line), "")
-        return f"{text}: {said}" if said else text
+        return f"{text}: {said.rstrip('.')}" if said else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ class Target:
                     options[name] = float(value)
                 except ValueError:
                     raise EccError(f"target {text!r}: {name} is {value!r}; give a number.") from None
+                if not (math.isfinite(options[name]) and options[name] > 0):
+                    raise EccError(f"target {text!r}: {name} is {value}; give a number of seconds above 0.")
             else:
                 known = "python, dir, hang_seconds and retry_seconds"
                 raise EccError(f"target {text!r}: option {name!r} is unknown; options are {known}.")
@@ -63,6 +66,13 @@ class Target:
     def __str__(self) -> str:
         user = "" if self.user is None else f"{self.user}@"
         return f"ssh://{user}{self.host}{'' if self.port is None else f':{self.port}'}"
+
+    @property
+    def version_command(self) -> str:
+        """What a user can type to see whether the board can be used."""
+        port = "" if self.port is None else f"-p {self.port} "
+        user = "" if self.user is None else f"{self.user}@"
+        return f"ssh {port}{user}{self.host} {shlex.quote(self.python)} --version"
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The ssh command that runs Python with these arguments on the board.
