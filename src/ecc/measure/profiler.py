@@ -252,7 +252,7 @@ def _load_merged(path: Path, header: ProfileHeader) -> Profile:
     merged = Profile.load(path)
     if not merged.header.merged_from:
         raise BadFile(f"{path} was measured on one device. Give another file for several targets.")
-    _check_conflict(path, merged.header, header, ignore=frozenset({"design.shard", "meter.device_id"}))
+    _check_conflict(path, merged.header, header, ignore=frozenset({"design.shard", "meter.device_id", "merged_from"}))
     found, wanted = merged.header.design, header.design
     if (found.samples, found.rounds) < (wanted.samples, wanted.rounds):
         raise BadFile(

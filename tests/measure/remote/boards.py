@@ -40,6 +40,11 @@ def find_sshd() -> str | None:
     return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
+def can_start_sshd() -> bool:
+    """Whether there is a server, and this user may start it."""
+    return find_sshd() is not None and hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 @contextmanager
 def ssh_server(folder: Path) -> Iterator[tuple[str, str]]:
     """An OpenSSH server with its own keys, on a free port of the loopback interface.

@@ -33,7 +33,7 @@ from ecc.measure.remote.client import Board, InstalledSpec, RemoteMeter, open_ta
 from ecc.measure.remote.link import START, Link, agent_modules, agent_sources
 from ecc.measure.remote.target import Target
 from ecc.measure.remote.wire import MAX_DATA_BYTES, FrameReader, FrameWriter, LinkLost
-from measure.remote.boards import local_board
+from measure.remote.boards import can_start_sshd, local_board, ssh_server
 
 METER = """
 import time
@@ -199,21 +199,28 @@ class FaultyBoard(Board):
         link = self._link
         if fault is not None and link is not None:
             self.injected.append(fault)
-            stdin = link._process.stdin
-            assert stdin is not None
+            agent = link.call("hello")["pid"]
             later = random.Random(len(self.injected)).choice([0.0, 0.002, 0.01])
             if fault == "link":
-                _later(later, stdin.close)
+                _later(later, lambda: end_link(link, agent))
             elif fault == "agent":
-                _later(later, lambda: os.kill(link.pid, signal.SIGKILL))
+                _later(later, lambda: os.kill(agent, signal.SIGKILL))
             elif fault == "frozen":
-                os.kill(link.pid, signal.SIGSTOP)
+                os.kill(agent, signal.SIGSTOP)
             elif fault == "corrupt request":
                 real = link._writer._write
                 link._writer._write = lambda data: real(bytes([data[0] ^ 0x40]) + data[1:])
             elif fault == "corrupt answer":
                 link._answers.put(LinkLost("message 7 is damaged (checksum)"))
         return super().call(op, data, **fields)
+
+
+def end_link(link: Link, agent: int) -> None:
+    """Kill the ssh client; without ssh, close the pipe."""
+    if link.pid != agent:
+        os.kill(link.pid, signal.SIGKILL)
+    elif link._process.stdin is not None:
+        link._process.stdin.close()
 
 
 def _later(seconds: float, act: Any) -> None:
@@ -230,14 +237,19 @@ class Killed(Exception):
 
 
 def inject(
-    faults: list[str], network: tuple[nn.Module, ChannelGraph, Tensor], meter: Path, path: Path, seed: int
+    faults: list[str],
+    network: tuple[nn.Module, ChannelGraph, Tensor],
+    meter: Path,
+    path: Path,
+    seed: int,
+    target: Target | None = None,
 ) -> Profile:
     """Profile under a list of faults, resuming whenever the client ends; check that nothing was lost or doubled."""
     model, graph, example = network
     random.Random(seed).shuffle(faults)
     on_board = [fault for fault in faults if fault in FAULTS[:5]]
     here = [fault for fault in faults if fault not in FAULTS[:5]]
-    board = FaultyBoard(local_board(hang_seconds=1.0), f"{meter}:Counter", None, QUICK)
+    board = FaultyBoard(target or local_board(hang_seconds=1.0), f"{meter}:Counter", None, QUICK)
     board.plan, board.injected = [one for fault in on_board for one in (None, None, fault)], []
     samples, done_here, started = len(faults) + 6, [], time.monotonic()
     jump = [timedelta()]
@@ -301,14 +313,25 @@ def test_every_kind_of_fault_loses_and_doubles_nothing(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("link", ["pipe", "ssh"])
 def test_a_hundred_faults_lose_and_double_nothing(
-    seed: int, network: tuple[nn.Module, ChannelGraph, Tensor], meter_file: Path, tmp_path: Path
+    link: str, seed: int, network: tuple[nn.Module, ChannelGraph, Tensor], meter_file: Path, tmp_path: Path
 ) -> None:
-    """34 faults each, 102 in all."""
+    """34 faults each, 102 over ssh and 102 over pipes."""
+    if link == "ssh" and not can_start_sshd():
+        pytest.skip("no OpenSSH server, or not root")
     counts = {"link": 6, "agent": 6, "frozen": 1, "corrupt request": 3, "corrupt answer": 6, "client": 4}
     faults = [name for name, count in counts.items() for _ in range(count)] + ["full disk", "clock"] * 4
     assert len(faults) == 34
-    inject(faults, network, meter_file, tmp_path / "net.profile", seed)
+    path = tmp_path / "net.profile"
+    if link == "pipe":
+        inject(faults, network, meter_file, path, seed)
+        return
+    folder = tmp_path / "ssh"
+    folder.mkdir()
+    with ssh_server(folder) as (url, command), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ECC_SSH", command)
+        inject(faults, network, meter_file, path, seed, Target.parse(f"{url}&hang_seconds=3&retry_seconds=20"))
 
 
 def test_a_board_that_hangs_is_noticed_in_bounded_time(meter_file: Path) -> None:

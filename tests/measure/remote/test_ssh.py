@@ -19,12 +19,11 @@ from ecc.measure import PROFILE_SETTINGS, Profile, Progress, find_meter, profile
 from ecc.measure.remote.client import InstalledSpec, RemotePlatform, open_target
 from ecc.task import Task
 from ecc.zoo.registry import find_task
-from measure.remote.boards import find_sshd, ssh_server
+from measure.remote.boards import can_start_sshd, ssh_server
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_sshd() is None, reason="no OpenSSH server: apt-get install openssh-server"),
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="the server needs root"),
+    pytest.mark.skipif(not can_start_sshd(), reason="needs root and OpenSSH: apt-get install openssh-server"),
 ]
 
 
