@@ -78,6 +78,21 @@ def test_reconstruction_lowers_the_error_of_pruned_and_of_removed_blocks(net: Bl
         assert live_channels(small, graph) == live  # masked channels stay masked
 
 
+def test_a_refit_leaves_pruned_channels_of_the_residual_stream_at_zero(net: Blocks) -> None:
+    paths = [f"blocks.{number}.down" for number in range(4)]
+    dense = record_outputs(net, paths, data())
+    layer = net.blocks[1].down
+    before = layer.bias[4].item()
+    with torch.no_grad():
+        layer.weight[:3] = 0
+        layer.bias[:3] = 0
+        net.blocks[2].up.weight[:, :6] = 0  # something to make up for
+    reconstruct_(net, dense, paths, data())
+    assert not layer.weight[:3].any()
+    assert not layer.bias[:3].any()
+    assert layer.bias[4].item() != before
+
+
 def test_a_network_that_is_not_pruned_does_not_change(net: Blocks) -> None:
     paths = [f"blocks.{number}.down" for number in range(4)]
     dense = record_outputs(net, paths, data())

@@ -301,7 +301,7 @@ class OneShot(OneShotMethod):
         return self.context.constraint_violation([widths[group.name] for group in self.context.graph.groups])
 
     def _relative_cost(self, widths: Mapping[str, int]) -> float:
-        """The cost as a fraction of dense; of several costs, the one that is farthest above its target."""
+        """The cost as a fraction of dense; the mean of several costs."""
         context = self.context
         vector = torch.tensor([float(widths[group.name]) for group in context.graph.groups], dtype=torch.float64)
         full = torch.tensor([float(group.width) for group in context.graph.groups], dtype=torch.float64)

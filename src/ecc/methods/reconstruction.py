@@ -119,9 +119,12 @@ def reconstruct_(
                 if refit.follows_stream and sums.stream is not None and sums.stream.shape == targets.shape:
                     targets = stream - sums.stream
             if bool((module.weight != 0).any()):
-                masked = (module.weight == 0).all(1)
+                masked = (module.weight == 0).all(1)  # channels of the residual stream that are pruned
+                bias = None if module.bias is None else module.bias[masked].clone()
                 refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), refit.ridge, scales)
-                module.weight[masked] = 0  # channels of the residual stream that are pruned
+                module.weight[masked] = 0
+                if bias is not None:
+                    module.bias[masked] = bias
 
         return hook
 
