@@ -51,6 +51,15 @@ def test_a_decode_step_equals_a_forward_pass_over_all_tokens(name: str) -> None:
     assert torch.equal(first, second)  # a step does not move the cache on, so that it can be repeated
 
 
+def test_a_decode_step_of_a_state_space_model_can_be_repeated() -> None:
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)
+    model = transformers.MambaForCausalLM(config).eval()
+    step, inputs = workload_model(model, DECODE), workload_input(model, DECODE)
+    with torch.no_grad():
+        shapes = [step(**inputs).shape for _ in range(2)]
+    assert shapes == [(3, 1, 64), (3, 1, 64)]
+
+
 def test_a_prefill_gives_the_last_logits_only() -> None:
     model = tiny.tiny_llama()
     inputs = workload_input(model, PREFILL)

@@ -179,8 +179,11 @@ def _last_logits(model: Any) -> dict[str, int]:
 
 
 def _step_back(cache: Any) -> None:
-    """Let a static cache forget the last token, so that the step can be repeated; in place, for a CUDA graph."""
-    used = [layer for layer in cache.layers if layer.is_initialized]
+    """Let a static cache forget the last token, so that the step can be repeated; in place, for a CUDA graph.
+
+    Layers with a state of fixed size, as those of Mamba, cost the same at every token.
+    """
+    used = [layer for layer in cache.layers if getattr(layer, "is_initialized", False)]
     if used:
         torch._foreach_sub_([layer.cumulative_length for layer in used], 1)  # one kernel for all layers
     for layer in used:
