@@ -221,6 +221,12 @@ def test_the_card_shows_missed_budgets_and_assumptions() -> None:
     assert '"sparse.safetensors"' in card
 
 
+@pytest.mark.parametrize(("metric", "better"), [("score", "higher"), ("perplexity", "lower")])
+def test_the_card_says_which_scores_are_better(metric: str, better: str) -> None:
+    card = model_card(summary_of(small_task(), metric=metric), {})
+    assert f"The {metric} is that of the task's own evaluation on its test split; {better} is better." in card
+
+
 def test_untrusted_text_stays_text() -> None:
     evil = "a | b\n---\n# <script>alert(1)</script> [x](javascript:y) `c`"
     summary = summary_of(small_task(name=evil), device=evil, note=evil)

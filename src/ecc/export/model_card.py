@@ -17,6 +17,7 @@ _CONFIG_KEYS = ("task", "method", "budgets", "width_multiple", "settings")
 
 def model_card(summary: RunSummary, config: Mapping[str, Any], *, licence: str = "unknown") -> str:
     """The card as text."""
+    better = "lower" if summary.metric == "perplexity" else "higher"
     verdict = "meets its budget" if summary.met else "does NOT meet its budget"
     weights = "slim.safetensors" if summary.sparse is None else "sparse.safetensors"
     notes = [f"Note: {escape(summary.note)}"] if summary.note else []
@@ -32,8 +33,8 @@ def model_card(summary: RunSummary, config: Mapping[str, Any], *, licence: str =
         _results(summary),
         *notes,
         "*Measured*: read off a meter. *Estimated*: computed by an analytic model of the device. *Predicted*: computed "
-        "by a model fitted to measurements. *Counted*: computed from the network itself. The score is that of the "
-        "task's own evaluation on its test split; higher is better.",
+        "by a model fitted to measurements. *Counted*: computed from the network itself. The "
+        f"{escape(summary.metric)} is that of the task's own evaluation on its test split; {better} is better.",
         "## How to load",
         _loading(weights),
         "## How it was made",
