@@ -171,10 +171,16 @@ def budgets_of_workloads(budgets: Iterable[Budget], workloads: Sequence[str]) ->
         if workload in ("decode", "prefill") and workload not in workloads:
             has = f"its workloads are {' and '.join(workloads)}" if workloads else "this network is no language model"
             raise BadBudget(f"the budget {budget} is for {workload}, but {has}; write for example 70%.")
-        if budget.per_item and (budget.item == "token") != bool(workloads):
-            unit = "/token" if workloads else "/image"
+        if budget.per_item and workloads and budget.resource in COUNTED_UNITS:
             raise BadBudget(
-                f"the budget {budget} does not fit this network, whose costs are per {unit[1:]}; use {unit}."
+                f"the budget {budget} is counted for the example input of a language model, not per token; write for "
+                f"example {budget.resource}=50%."
+            )
+        if budget.per_item and (budget.item == "token") != bool(workloads):
+            unit = "/token" if workloads else "/item or /image"
+            raise BadBudget(
+                f"the budget {budget} does not fit this network, whose costs are per "
+                f"{'token' if workloads else 'item of the batch'}; use {unit}."
             )
         if workloads and budget.resource in ("energy", "latency"):
             name = workloads[0] if budget.resource == "energy" else f"{workloads[0]}_latency"

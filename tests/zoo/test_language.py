@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ecc
 from ecc.errors import BadBudget, BadTask
@@ -54,6 +55,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_vit().vit.save_pretrained(path / "encoder")
     tiny.write_model(path / "damaged", tiny.tiny_llama())
     (path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
+    for name, change in (("unnamed", {"architectures": None}), ("resized", {"intermediate_size": 48})):
+        file = tiny.write_model(path / name, tiny.tiny_llama()) / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    tensors = load_file(path / "llama" / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    tiny.write_model(path / "incomplete", tiny.tiny_llama())
+    save_file(tensors, path / "incomplete" / "model.safetensors", {"format": "pt"})
     return path
 
 
@@ -303,7 +311,13 @@ WRONG = [
     (("hf:llama", "--text", "bytes.txt"), "is not UTF-8"),
     (("hf:llama", "--text", "train.txt", "--length", "100"), "length 100 is outside 2..64"),
     (("hf:other", "--text", "train.txt"), "the tokenizer of 'other' has 65 tokens and the model embeds 32"),
-    (("hf:bare", "--text", "train.txt"), "the tokenizer 'bare' cannot be loaded"),
+    (("hf:bare", "--text", "train.txt"), "folder 'bare' has no tokenizer"),
+    (("hf:unnamed", "--text", "train.txt"), "config.json of 'unnamed' names no class under 'architectures'"),
+    (("hf:resized", "--text", "train.txt"), "down_proj.weight has the shape (32, 64) instead of (32, 48)"),
+    (("hf:incomplete", "--text", "train.txt"), "model.layers.0.mlp.up_proj.weight is missing"),
+    (("hf:llama",), "gets them with --text FILE"),
+    (("hf:llama", "--text", "train.txt", "--budget", "macs=1M/token"), "not per token; write for example macs=50%"),
+    (("hf:bert", "--text", "train.txt", "--budget", "5 mJ/token"), "are per item of the batch; use /item or /image"),
     (("hf:damaged", "--text", "train.txt"), "the model 'damaged' cannot be loaded"),
     (("hf:llama", "--text", "train.txt", "--data", "."), "takes no data"),
     (("digits", "--text", "train.txt"), "takes no text"),
@@ -334,9 +348,31 @@ def test_wrong_input_gets_one_line(
     length = () if "--length" in arguments or arguments[0] == "digits" else ("--length", "16")
     options = (*budget, *length, "--meter", "platform:eyeriss", "-o", "run")
     assert run_cli(monkeypatch, "compress", *arguments, *options) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    assert message in errors[0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("note:", "text:"))]
+    assert len(lines) == 1  # no report of transformers either
+    assert lines[0].startswith("error:")
+    assert message in lines[0]
+
+
+def test_the_head_of_an_encoder_is_left_out_with_a_note(tmp_path: Path) -> None:
+    model = transformers.BertForSequenceClassification(tiny.tiny_bert().config)
+    tiny.write_model(tmp_path / "classifier", model)
+    notes: list[str] = []
+    task = language_task(tmp_path / "classifier", log=notes.append)
+    assert type(task.model).__name__ == "BertModel"
+    expected = "note: the folder has a BertForSequenceClassification; its encoder BertModel is compressed, without the"
+    assert [note[: len(expected)] for note in notes] == [expected]
+
+
+def test_a_state_space_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    from ecc.integrations.huggingface import load_pruned, save_pruned
+
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2, state_size=4)  # has no heads
+    model, tokens = transformers.MambaForCausalLM(config).eval(), torch.randint(1, 32, (2, 8))
+    save_pruned(model, tmp_path / "mamba")
+    with torch.no_grad():
+        assert torch.equal(load_pruned(tmp_path / "mamba")(tokens).logits, model(tokens).logits)
 
 
 def test_a_gated_model_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +400,7 @@ def test_code_of_a_repository_is_never_executed(folder: Path, tmp_path: Path) ->
 def test_a_budget_per_token_needs_tokens() -> None:
     from ecc.energy import budgets_of_workloads, parse_budgets
 
-    with pytest.raises(BadBudget, match="use /image"):
+    with pytest.raises(BadBudget, match="use /item or /image"):
         budgets_of_workloads(parse_budgets("5 mJ/token"), ())
     (budget,) = budgets_of_workloads(parse_budgets("5 mJ/token"), ("decode", "prefill"))
     assert (budget.resource, budget.item) == ("decode", "token")

@@ -37,7 +37,7 @@ from ecc.measure.tokens import number_caches_
 from ecc.records import read_record, write_record
 from ecc.run_records import RunSummary
 from ecc.training import Logger
-from ecc.zoo.language import no_progress_bars
+from ecc.zoo.language import quiet_transformers
 
 from .monitor import SolverMonitor
 
@@ -157,7 +157,7 @@ def save_pruned(
             model.config = dense if plain is None else plain
             # With the names of the modules. transformers would write the names of an older version for some models.
             options = {"max_shard_size": "1TB", "save_original_format": False}
-            with no_progress_bars():
+            with quiet_transformers():
                 tensors = _tensors_to_save(model, with_buffers=plain is None)
                 model.save_pretrained(folder, state_dict=tensors, **options)
         finally:
@@ -295,8 +295,8 @@ def _plain_config(model: Any, attributes: Mapping[str, Mapping[str, int | float]
     key = sizes("k_proj.weight", "key.weight")
     if any(len(found) > 1 for found in (wide, query, key)):
         return None
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     try:
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if wide:
             config.intermediate_size = wide.pop()
         if query and hasattr(config, "head_dim"):

@@ -216,8 +216,8 @@ def check_trainable(task: Task) -> None:
     """Refuse a task that cannot be trained, before anything is measured."""
     if task.train_batches is None:
         raise BadTask(
-            f"task {task.name!r} has no train_batches, which compressing needs; give them to ecc.Task. A bundled "
-            "network gets them with --data FOLDER."
+            f"task {task.name!r} has no train_batches, which compressing needs; give them to ecc.Task. A language "
+            "model hf:NAME gets them with --text FILE, a bundled network or an image classifier with --data FOLDER."
         )
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
         raise BadTask(f"no parameter of task {task.name!r} is trainable; call model.requires_grad_(True) first.")

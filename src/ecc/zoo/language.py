@@ -161,6 +161,9 @@ def language_task(
     """
     model, name = load_model(source)
     config: Any = model.config
+    saved = config.architectures[0]
+    if saved != type(model).__name__:
+        log(f"note: the folder has a {saved}; its encoder {type(model).__name__} is compressed, without the head.")
     length = _checked_length(config, length)
     if gradient_checkpointing:
         _enable_checkpointing(model)
@@ -199,10 +202,16 @@ def language_task(
 def load_model(source: str | Path) -> tuple[nn.Module, str]:
     """A saved model of transformers, or one on the Hugging Face hub, in float32, and its short name."""
     hf, where, config = import_transformers(), str(source), load_config(source)
+    if not getattr(config, "architectures", None):
+        raise BadTask(
+            f"config.json of {where!r} names no class under 'architectures', such as LlamaForCausalLM, so that its "
+            "output is unknown; add it."
+        )
     kind = hf.AutoModelForCausalLM if _is_causal(config) else hf.AutoModel
-    model: nn.Module = load_part(
-        where, "model", lambda: kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False)
-    )
+    options = {"dtype": torch.float32, "trust_remote_code": False, "ignore_mismatched_sizes": True}
+    model: nn.Module
+    model, found = load_part(where, "model", lambda: kind.from_pretrained(where, output_loading_info=True, **options))
+    check_weights(where, found)
     if not _is_causal(config) and getattr(config, "is_encoder_decoder", False):
         raise BadTask(
             f"model {where!r} has an encoder and a decoder; hf: takes causal language models and encoders. Use "
@@ -216,6 +225,23 @@ def load_model(source: str | Path) -> tuple[nn.Module, str]:
     return model, Path(where).name
 
 
+def check_weights(where: str, found: dict[str, Any]) -> None:
+    """Refuse a model some of whose weights are missing or have another size: transformers makes them random.
+
+    Args:
+        where: Folder or name of the model.
+        found: The loading info of `from_pretrained`.
+    """
+    for name, saved, wanted in sorted(found["mismatched_keys"]):
+        raise BadTask(
+            f"model {where!r} does not fit its configuration: {name} has the shape {tuple(saved)} instead of "
+            f"{tuple(wanted)}. Save the model again."
+        )
+    missing = sorted(name for name in found["missing_keys"] if "pooler" not in name)  # many encoders come without it
+    if missing:
+        raise BadTask(f"model {where!r} is not complete: {missing[0]} is missing. Save the model again.")
+
+
 def load_config(source: str | Path) -> Any:
     """The configuration of a model of transformers."""
     hf, where = import_transformers(), str(source)
@@ -226,6 +252,8 @@ def load_config(source: str | Path) -> Any:
 def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
     """The tokenizer of a model that knows `vocabulary` tokens."""
     hf, where = import_transformers(), str(source)
+    if Path(where).is_dir() and not any(Path(where).glob("*token*")) and not any(Path(where).glob("vocab*")):
+        raise BadTask(f"folder {where!r} has no tokenizer; save it there with tokenizer.save_pretrained.")
     tokenizer = load_part(where, "tokenizer", lambda: hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False))
     if len(tokenizer) > vocabulary:
         raise BadTask(
@@ -305,7 +333,7 @@ def _check_folder(where: str) -> None:
 def load_part(where: str, what: str, load: Callable[[], Any]) -> Any:
     """Load a part of a model; whatever fails becomes one line."""
     try:
-        with no_progress_bars():
+        with quiet_transformers():
             return load()
     except Exception as error:  # noqa: BLE001 - whatever a damaged folder makes transformers raise
         text = f"{type(error).__name__} {error}".lower()
@@ -324,15 +352,21 @@ def load_part(where: str, what: str, load: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Without the bars of transformers, which are of no use for models that load in seconds."""
+def quiet_transformers() -> Iterator[None]:
+    """Without the progress bars of transformers, which load in seconds, and without log lines: errors say it all."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
+    levels = logging.get_verbosity(), hub_logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(levels[0])
+        hub_logging.set_verbosity(levels[1])
         if was_enabled:
             logging.enable_progress_bar()
 

@@ -16,7 +16,7 @@ from ecc.task import Task
 from ecc.zoo.data.batches import ImageFormat, SeededBatches, epoch_batches
 from ecc.zoo.data.sets import ImageData, Split
 from ecc.zoo.image_task import checked_batch_size, score_split, seeded, seeded_images
-from ecc.zoo.language import import_transformers, load_config, load_part
+from ecc.zoo.language import check_weights, import_transformers, load_config, load_part
 
 BATCH_SIZE = 64
 """Training batch size by default, in images."""
@@ -92,12 +92,22 @@ def _load(source: str | Path, classes: int | None, log: Callable[[str], None]) -
             f"note: {where} has {config.num_labels} outputs and the data {classes} classes; the last layer starts from "
             "random weights. Train it first (--pretrain-steps N)."
         )
-        options = {"num_labels": classes, "ignore_mismatched_sizes": True}
+        options = {"num_labels": classes}
 
     def load() -> Any:
-        return kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False, **options)
+        return kind.from_pretrained(
+            where,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
 
-    return seeded(lambda: load_part(where, "model", load)), config  # the last layer may be new
+    model, found = seeded(lambda: load_part(where, "model", load))  # the last layer may be new
+    new = {one for one in found["mismatched_keys"] if options and one[1][0] == config.num_labels}
+    check_weights(where, {**found, "mismatched_keys": set(found["mismatched_keys"]) - new})
+    return model, config
 
 
 def _size_of(config: Any) -> tuple[int, int]:
