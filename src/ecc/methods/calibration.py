@@ -1,13 +1,14 @@
 """Statistics of a network on a few calibration batches, which methods without training choose channels by.
 
 activation_statistics   sums over the inputs of the layers that consume channels (Wanda, FLAP, 2SSP)
-taylor_products         sums of w g over the weights that consume a channel (Taylor criterion, LLM-Pruner)
+taylor_products         sums of w g over the weights that consume a channel (Taylor criterion)
+taylor_elements         sums of |w g| over all weights of a channel (LLM-Pruner)
 block_influence         1 - cosine similarity of the input and output of each block (ShortGPT)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -56,6 +57,8 @@ class ActivationStatistics:
     """Statistics of the channels of a group at one consumer, each of shape (units, indices per unit)."""
 
     square_sums: Tensor
+    mean_norms: Tensor
+    """Mean over the sequences of the norm over the tokens."""
     means: Tensor
     variances: Tensor
     weight_norms: Tensor
@@ -82,19 +85,23 @@ def activation_statistics(
         for one in group.slices
         if one.is_consumer and _reads_last_axis(modules.get(path := one.tensor.rpartition(".")[0]), one)
     }
-    sums: dict[nn.Module, list[Any]] = {module: [0, 0.0, 0.0] for module, _ in consumers.values()}
+    sums: dict[nn.Module, list[Any]] = {module: [0, 0, 0.0, 0.0, 0.0] for module, _ in consumers.values()}
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen = args[0].flatten(0, -2).double()
+        seen = args[0].double()
+        seen = seen.reshape(-1, *seen.shape[-2:])  # sequences, tokens, channels
+        squares = seen.square().sum(1)
         total = sums[module]
-        total[0] += len(seen)
-        total[1] = total[1] + seen.sum(0)
-        total[2] = total[2] + seen.square().sum(0)
+        total[0] += seen.shape[0] * seen.shape[1]
+        total[1] += seen.shape[0]
+        total[2] = total[2] + seen.sum((0, 1))
+        total[3] = total[3] + squares.sum(0)
+        total[4] = total[4] + squares.sqrt().sum(0)
 
     _run_with_hooks(model, inputs, dict.fromkeys(sums, hook), before=True)
     found: dict[str, list[ActivationStatistics]] = {}
     for (name, _), (module, one) in consumers.items():
-        count, total, squares = sums[module]
+        count, sequences, total, squares, norms = sums[module]
         if not count:
             continue
         weight: Tensor = module.weight if one.axis == 1 else module.weight.T
@@ -102,6 +109,7 @@ def activation_statistics(
         found.setdefault(name, []).append(
             ActivationStatistics(
                 square_sums=squares[index],
+                mean_norms=(norms / sequences)[index],
                 means=mean[index],
                 variances=(squares / count - mean.square()).clamp(min=0)[index],
                 weight_norms=weight.double().square().sum(0)[index],
@@ -118,24 +126,57 @@ def taylor_products(context: PruningContext, batches: Sequence[Any]) -> list[dic
         context: Its model is the dense network, and `context.loss` its loss.
         batches: Training batches.
     """
-    model, found = context.model, []
-    kept = [parameter.requires_grad for parameter in model.parameters()]
-    tensors = named_tensors(model)
+    model, tensors, found = context.model, named_tensors(context.model), []
     consumed = {one.tensor for group in context.graph.prunable for one in group.slices if one.is_consumer}
+    with _gradients(model, consumed), eval_mode(model):
+        for batch in batches:
+            model.zero_grad(set_to_none=True)
+            training_loss(model, batch, context.loss, None).backward()
+            found.append({group.name: _products(tensors, group) for group in context.graph.prunable})
+    return found
+
+
+def taylor_elements(context: PruningContext, batches: Sequence[Any]) -> dict[str, Tensor]:
+    """Sum of |w g| over all weights of each channel of the groups inside blocks, where g is summed over the batches.
+
+    Args:
+        context: Its model is the dense network, and `context.loss` its loss.
+        batches: Training batches.
+    """
+    model, tensors, groups = context.model, named_tensors(context.model), inner_groups(context.graph)
+    with _gradients(model, {one.tensor for group in groups for one in group.slices}), eval_mode(model):
+        for batch in batches:
+            training_loss(model, batch, context.loss, None).backward()
+        return {group.name: _elements(tensors, group) for group in groups}
+
+
+@contextmanager
+def _gradients(model: nn.Module, names: Set[str]) -> Iterator[None]:
+    """A block in which the parameters with these names have gradients, and no others."""
+    kept = [parameter.requires_grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
     try:
-        for name, parameter in tensors.items():
+        for name, parameter in named_tensors(model).items():
             if isinstance(parameter, nn.Parameter):
-                parameter.requires_grad_(name in consumed)
-        with eval_mode(model):
-            for batch in batches:
-                model.zero_grad(set_to_none=True)
-                training_loss(model, batch, context.loss, None).backward()
-                found.append({group.name: _products(tensors, group) for group in context.graph.prunable})
+                parameter.requires_grad_(name in names)
+        yield
     finally:
         model.zero_grad(set_to_none=True)
         for parameter, needs in zip(model.parameters(), kept, strict=True):
             parameter.requires_grad_(needs)
-    return found
+
+
+@torch.no_grad()
+def _elements(tensors: Mapping[str, Tensor], group: ChannelGroup) -> Tensor:
+    total = torch.zeros(group.width, dtype=torch.float64)
+    for one in group.slices:
+        tensor = tensors[one.tensor]
+        if tensor.grad is not None:
+            others = [axis for axis in range(tensor.dim()) if axis != one.axis]
+            product = (tensor * tensor.grad).abs().double()
+            by_index = product.sum(others) if others else product
+            total += by_index[one.index.to(tensor.device)].sum(1).cpu()
+    return total
 
 
 @torch.no_grad()

@@ -5,7 +5,9 @@ variance of its activation times the squared norm of the weights that consume it
 layer and compared over all layers, so that layers lose different numbers of channels. The paper adds the mean of what
 is removed to the bias of the next layer. Changed here: layers without a bias cannot have one added, so the consumer
 is refit by least squares to its dense outputs, which includes that correction, if that lowers the held-out loss.
-Changed for energy: the threshold is the smallest one whose widths meet the targets.
+Changed for energy: the threshold is the smallest one whose widths meet the targets. The authors' code standardises the
+channels of attention and then averages over heads, so that heads hardly differ and hidden units go first; here heads
+are standardised as heads, because where attention costs most of the energy, hidden units save nothing.
 """
 
 from __future__ import annotations

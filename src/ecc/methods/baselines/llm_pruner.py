@@ -1,22 +1,19 @@
 """LLM-Pruner: prune coupled structures by the first-order Taylor criterion, except in the first and last blocks.
 
-Ma et al., LLM-Pruner: On the Structural Pruning of Large Language Models, NeurIPS 2023. A channel has the absolute
-value of the sum of w g over its weights (the vector form of the paper's first-order criterion). The first four and
-the last two of 32 blocks are not pruned, and the others lose the same fraction; here these are an eighth and a
-sixteenth of the blocks. The paper then trains LoRA adapters; here finetuning follows as for every method. Changed for
-energy: the fraction is the smallest one whose widths meet the targets; if the middle blocks do not suffice, all
-blocks are pruned.
+Ma et al., LLM-Pruner: On the Structural Pruning of Large Language Models, NeurIPS 2023. A head or hidden unit has the
+sum of |w g| over all its weights, of the layers before and after it (the paper's element-wise first-order criterion,
+the best one in its Table 1). The first four and the last two of 32 blocks are not pruned, and the others lose the same
+fraction; here these are an eighth and a sixteenth of the blocks. The paper then trains LoRA adapters; here finetuning
+follows as for every method. Changed for energy: the fraction is the smallest one whose widths meet the targets; if the
+middle blocks do not suffice, all blocks are pruned.
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
 from ecc.methods.base import OneShotMethod, PruningContext
-from ecc.methods.calibration import calibration_batches, find_blocks, inner_groups, mask_, taylor_products
+from ecc.methods.calibration import calibration_batches, find_blocks, mask_, taylor_elements
 
 from .widths import uniform_widths
 
@@ -32,11 +29,7 @@ class LlmPruner(OneShotMethod):
     def start(self, context: PruningContext) -> None:
         """Compute the importance on calibration batches."""
         super().start(context)
-        products = taylor_products(context, calibration_batches(context))
-        self._importance: dict[str, Tensor] = {
-            group.name: torch.stack([one[group.name] for one in products]).mean(0).abs()
-            for group in inner_groups(context.graph)
-        }
+        self._importance = taylor_elements(context, calibration_batches(context))
         blocks = list(find_blocks(context.model))
         ends = blocks[: math.ceil(FIRST * len(blocks))] + blocks[len(blocks) - math.ceil(LAST * len(blocks)) :]
         self._middle = [
