@@ -8,6 +8,7 @@ cosine similarity to them. Code from a model repository is never executed (`trus
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -354,21 +355,21 @@ def load_part(where: str, what: str, load: Callable[[], Any]) -> Any:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Without the progress bars of transformers, which load in seconds, and without log lines: errors say it all."""
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging as hf
 
-    was_enabled = logging.is_progress_bar_enabled()
-    levels = logging.get_verbosity(), hub_logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
+    was_enabled = hf.is_progress_bar_enabled()
+    levels = hf.get_verbosity(), hub.get_verbosity()
+    hf.disable_progress_bar()
+    hf.set_verbosity(logging.ERROR)
+    hub.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(levels[0])
-        hub_logging.set_verbosity(levels[1])
+        hf.set_verbosity(levels[0])
+        hub.set_verbosity(levels[1])
         if was_enabled:
-            logging.enable_progress_bar()
+            hf.enable_progress_bar()
 
 
 def import_transformers() -> Any:

@@ -86,28 +86,28 @@ def _labelled_batches(
 def _load(source: str | Path, classes: int | None, log: Callable[[str], None]) -> tuple[nn.Module, Any]:
     """The model in float32 with an output for each class, and its configuration."""
     where, kind = str(source), import_transformers().AutoModelForImageClassification
-    config, options = load_config(source), {}
-    if classes is not None and config.num_labels != classes:
+    config = load_config(source)
+    outputs: int = config.num_labels
+    options: dict[str, Any] = {}
+    if classes is not None and outputs != classes:
         log(
-            f"note: {where} has {config.num_labels} outputs and the data {classes} classes; the last layer starts from "
+            f"note: {where} has {outputs} outputs and the data {classes} classes; the last layer starts from "
             "random weights. Train it first (--pretrain-steps N)."
         )
         options = {"num_labels": classes}
 
-    def load() -> Any:
-        return kind.from_pretrained(
-            where,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-        )
+    options |= {"dtype": torch.float32, "trust_remote_code": False, "ignore_mismatched_sizes": True}
 
-    model, found = seeded(lambda: load_part(where, "model", load))  # the last layer may be new
-    new = {one for one in found["mismatched_keys"] if options and one[1][0] == config.num_labels}
-    check_weights(where, {**found, "mismatched_keys": set(found["mismatched_keys"]) - new})
-    return model, config
+    def load() -> nn.Module:
+        model: nn.Module
+        model, found = load_part(
+            where, "model", lambda: kind.from_pretrained(where, output_loading_info=True, **options)
+        )
+        wrong = {one for one in found["mismatched_keys"] if not ("num_labels" in options and one[1][0] == outputs)}
+        check_weights(where, {**found, "mismatched_keys": wrong})
+        return model
+
+    return seeded(load), config  # the last layer may be new
 
 
 def _size_of(config: Any) -> tuple[int, int]:
