@@ -42,6 +42,17 @@ class Feasibility:
     limit: float
     uniform_ratio: float | None
     """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable by that."""
+    tokens: int | None = None
+    """Tokens per run of a workload of a language model, whose costs are shown per token."""
+
+    def text(self, cost: float) -> str:
+        """A cost of the resource as text, per token where costs are."""
+        return si(cost / (self.tokens or 1), self.unit)
+
+    @property
+    def per(self) -> str:
+        """` per token` where costs are."""
+        return "" if self.tokens is None else " per token"
 
     @property
     def is_feasible(self) -> bool:

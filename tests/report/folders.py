@@ -16,6 +16,7 @@ from ecc.run_records import (
     BudgetResult,
     CostCheck,
     DenseAndResult,
+    Feasibility,
     Front,
     FrontRow,
     GridFailure,
@@ -36,7 +37,7 @@ GRID_SCORES = {"ecc": (0.95, 0.97), "uniform": (0.90, 0.93), "netadapt": (0.92, 
 
 
 @dataclass(frozen=True)
-class Budgeted:
+class Budgeted(Feasibility):
     """A budget and what is reachable, as `check_feasibility` returns it."""
 
     resource: str = "energy"

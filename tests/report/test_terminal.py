@@ -333,9 +333,11 @@ def test_budgets_are_checked_against_a_model(budget: str, is_reachable: bool, pa
 
 def test_the_feasibility_table_has_the_numbers() -> None:
     latency = Budgeted("latency", "s", "measured", 0.0036, 0.0027, 0.0018, None)
-    text = shown(terminal.feasibility_table([Budgeted(), latency]))
+    prefill = Budgeted(resource="prefill", tokens=1000)
+    text = shown(terminal.feasibility_table([Budgeted(), latency, prefill]))
     assert cells(text, "energy (estimated)")[1:] == ["19.0 mJ", "2.90 mJ", "9.49 mJ", "50%", "61%"]
     assert cells(text, "latency (measured)")[1:] == ["3.60 ms", "2.70 ms", "1.80 ms", "50%", "not reachable"]
+    assert cells(text, "prefill per token (estimated)")[1:] == ["19.0 µJ", "2.90 µJ", "9.49 µJ", "50%", "61%"]
 
 
 def test_the_result_table_has_the_numbers_of_the_summary() -> None:

@@ -326,6 +326,10 @@ WRONG = [
     (("hf:encoder", "--text", "train.txt"), "takes no tokens; hf: takes language models, encoders of text"),
     (("hf:llama", "--text", "train.txt", "--budget", "5 mJ/image"), "whose costs are per token; use /token"),
     (("hf:llama", "--text", "train.txt", "--budget", "5 mW/token"), "energy takes J"),
+    (
+        ("hf:llama", "--text", "train.txt", "--budget", "prefill=1nJ/token", "--samples", "20", "-q"),
+        "prefill budget 1.00 nJ per token is not reachable",
+    ),
     (("hf:bert", "--text", "train.txt", "--budget", "decode=70%"), "this network is no language model"),
     (("hf:llama", "--text", "train.txt", "--prune-steps", "0"), "prunes while it trains, and prune_steps is 0"),
 ]

@@ -176,7 +176,8 @@ class Compression(CompressionRunner):
     def feasibility(self) -> list[Feasibility]:
         """What each budget asks of the network."""
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
-        return check_feasibility(self.graph, self.costs, self.limits, min_width_ratio=ratio, width_multiple=multiple)
+        found = check_feasibility(self.graph, self.costs, self.limits, min_width_ratio=ratio, width_multiple=multiple)
+        return [replace(one, tokens=self.tokens.get(one.resource)) for one in found]
 
     def check_feasible(self) -> None:
         """Refuse budgets that cannot be met.
@@ -511,7 +512,9 @@ class Compression(CompressionRunner):
         """One line for the terminal."""
         parts = []
         for name, row in self._budget_results(check).items():
-            parts.append(f"{name} {si(row.result, row.unit)} ({row.label}), {row.result / row.limit:.1%} of the budget")
+            tokens = self.tokens.get(name)
+            cost = si(row.result / (tokens or 1), row.unit) + ("" if tokens is None else " per token")
+            parts.append(f"{name} {cost} ({row.label}), {row.result / row.limit:.1%} of the budget")
         return f"step {check.step}: {'; '.join(parts)}"
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from ecc.budget import MEASURED_UNITS, Budget, dense_cost
 from ecc.energy import Cost, EnergyModel, counted_cost
 from ecc.errors import BadBudget, InfeasibleBudget, option_hint
-from ecc.formatting import si
 from ecc.graph import ChannelGraph
 from ecc.run_records import Feasibility
 
@@ -161,8 +160,8 @@ def raise_infeasible(
     kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"
     kept += f" and without the {removed} residual branches that can be removed" if removed else ""
     raise InfeasibleBudget(
-        f"{one.resource} budget {si(one.limit, one.unit)} is not reachable: with {kept} this network still uses "
-        f"{si(one.min_cost, one.unit)} ({lowest} % of dense). Options: {'; '.join(ways)}."
+        f"{one.resource} budget {one.text(one.limit)}{one.per} is not reachable: with {kept} this network still uses "
+        f"{one.text(one.min_cost)}{one.per} ({lowest} % of dense). Options: {'; '.join(ways)}."
     )
 
 

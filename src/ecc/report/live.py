@@ -142,9 +142,9 @@ class CompressProgress(_View):
                 continue
             label = budget.label if budget.label == "counted" else "predicted"
             is_first = number == 0 and target is not None  # the schedule is that of the first resource
-            schedule = f", schedule {si(target, budget.unit)}" if is_first and target else ""
-            limit = f", budget {si(budget.limit, budget.unit)}"
-            parts.append(f"{resource} {si(amount, budget.unit)} ({label}){schedule}{limit}")
+            schedule = f", schedule {budget.text(target)}" if is_first and target else ""
+            limit = f", budget {budget.text(budget.limit)}"
+            parts.append(f"{resource} {budget.text(amount)}{budget.per} ({label}){schedule}{limit}")
         return "; ".join(parts)
 
     def _time_left(self) -> str:

@@ -358,8 +358,8 @@ def feasibility_table(found: Sequence[Feasibility]) -> Table:
     table = _table(*columns, title="Feasibility")
     for one in found:
         ratio = "not reachable" if one.uniform_ratio is None else f"{one.uniform_ratio:.0%}"
-        costs = [si(cost, one.unit) for cost in (one.dense, one.min_cost, one.limit)]
-        table.add_row(f"{one.resource} ({one.label})", *costs, f"{one.limit / one.dense:.0%}", ratio)
+        costs = [one.text(cost) for cost in (one.dense, one.min_cost, one.limit)]
+        table.add_row(f"{one.resource}{one.per} ({one.label})", *costs, f"{one.limit / one.dense:.0%}", ratio)
     return table
 
 
