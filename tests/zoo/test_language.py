@@ -193,6 +193,8 @@ def test_less_memory_gives_the_same_gradients(folder: Path) -> None:
         loss.backward()
         return sum(kept), [one.grad for one in task.model.parameters() if one.grad is not None]
 
+    model: Any = language_task(folder / "llama", gradient_checkpointing=True).model
+    assert model.config.use_cache  # which is saved with the pruned model, and traced
     (all_kept, expected), (some_kept, found) = gradients(less=False), gradients(less=True)
     assert some_kept < all_kept / 2
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(expected, found, strict=True))

@@ -316,7 +316,6 @@ def _is_causal(config: Any) -> bool:
 def _enable_checkpointing(model: nn.Module) -> None:
     """Let a model of transformers compute activations again in the backward pass."""
     hf: Any = model
-    hf.config.use_cache = False  # it would be ignored with a warning
     enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable  # the older name
     enable()
 
