@@ -350,12 +350,25 @@ def compress_task(
             found = job.feasibility()
             full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
             with show_progress(console, job.settings, found, full, distributed) as view:
+                if note := _attention_note(job.graph):
+                    view.say(note)
                 done = job.run(place, distributed=distributed, history=view, loggers=loggers, progress=view.say)
             return CompressResult(done.model, done.summary, place, done.graph, task)
 
         if not several:
             return run(make(task, budgets, settings), Path(folder))
         return _run_stages(task, budgets, settings, Path(folder), make, run, distributed)
+
+
+def _attention_note(graph: ChannelGraph) -> str:
+    """A note if channels of attention are not prunable; otherwise empty."""
+    found = [one for one in graph.groups if one.frozen is not None and ("attn" in one.name or "attention" in one.name)]
+    if not found:
+        return ""
+    return (
+        f"note: {len(found)} groups of attention channels are not pruned ({found[0].name}: {found[0].frozen}); the "
+        "other parts are. ecc inspect lists all."
+    )
 
 
 def _run_stages(

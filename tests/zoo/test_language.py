@@ -301,6 +301,20 @@ def test_attention_that_is_not_understood_leaves_the_other_parts_prunable(tmp_pa
     assert all(group.frozen is None for group in hidden)
 
 
+def test_compress_says_that_attention_is_not_pruned(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(vocab_size=32, hidden_size=32, n_layer=2, n_head=4)  # a bias enters its scores
+    tiny.write_model(tmp_path / "bloom", transformers.BloomForCausalLM(config))
+    command = ["compress", f"hf:{tmp_path / 'bloom'}", "--text", folder / "train.txt", "--length", 16, "--budget"]
+    command += ["params=80%", "--prune-steps", 4, "--finetune-steps", 0, "-o", tmp_path / "run"]
+    assert run_cli(monkeypatch, *command) == 0
+    assert "note: 2 groups of attention channels are not pruned" in " ".join(capsys.readouterr().err.split())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["widths"]["transformer.h.0.mlp.dense_h_to_4h"] < 128
+
+
 # ---------------------------------------------------------------- wrong input
 
 
