@@ -29,7 +29,7 @@ def test_it_is_a_valid_notebook_without_outputs_that_says_how_to_install() -> No
             assert cell["execution_count"] is None
 
 
-SHORTER = {"epochs=8": "epochs=1", "epochs=12": "epochs=1", "pretrain_steps=200": "pretrain_steps=30"}
+SHORTER = {"epochs=8": "epochs=1", "epochs=12": "epochs=3", "pretrain_steps=200": "pretrain_steps=30"}
 
 
 @pytest.mark.slow
