@@ -229,8 +229,7 @@ def step_times() -> str:
                     f"{one['milliseconds']['adam']:.1f}",
                     f"**{one['ratio_to_adam']['ecc']:.3f}**",
                     f"{one['ratio_to_adam']['admm']:.3f}",
-                    one.get("commit", data["environment"].get("commit", ""))[:7]
-                    or f"version {data['environment']['ecc']}",
+                    one["commit"] if one["commit"].startswith("version") else one["commit"][:7],
                 ]
             )
     heads = ["network", "parameters", "batch", "Adam, ms", "EccSolver / Adam", "admm, per layer / Adam", "commit"]

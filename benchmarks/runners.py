@@ -8,8 +8,8 @@ of the part `search` is `choose_runner`, as `--runner auto` calls it, on a netwo
 compiles every width anew, which takes seconds, so it comes last, with a network of fewer layers. Its networks are compiled
 ahead in several processes (`compile_ahead`), which fills the cache that torch keeps on disk.
 
-Cells, deadline and the record are those of `cells.py`. Samples of a profile that is not finished are kept in a file
-beside the JSON, and the next call continues it. Recorded on an H200: 0.9 s a sample (eager), 0.6 s (cuda-graph), 3.8 s
+Cells, deadline and the record are those of `cells.py`. Samples of a profile are kept in a file beside the
+JSON; if it is not finished, the next call continues it. Recorded on an H200: 0.9 s a sample (eager), 0.6 s (cuda-graph), 3.8 s
 (compile), about 50 s a search: 81 + 54 s for two models with 90 samples, 250 s for five searches, 150 s for compile.
 """
 
@@ -138,7 +138,7 @@ def profile_runner(
             raise
         found["stopped_by"] = str(error)[:200]
     found |= fitted(path)
-    path.unlink()
+    path.replace(path.with_name(f"runners-{spec.replace(':', '-')}.profile"))  # the fit may be repeated
     return found
 
 

@@ -175,7 +175,8 @@ def main() -> None:
     rows: dict[str, Any] = {}
     if options.only and options.out.exists():
         old = json.loads(options.out.read_text())
-        rows = {name: {"commit": old["environment"].get("commit", ""), **row} for name, row in old["networks"].items()}
+        before = old["environment"].get("commit") or f"version {old['environment']['ecc']}"
+        rows = {name: {"commit": before, **row} for name, row in old["networks"].items()}
     for name, (build, shape) in networks(device).items():
         if options.only in (None, name):
             rows[name] = {"commit": commit(), **compared(build, shape, device, options.blocks, options.steps)}

@@ -249,7 +249,7 @@ def _record_goals() -> list[Row]:
             f"solver step at most {STEP_GOAL} times fused Adam",
             f"largest {ratio:.3f}, {slowest}",
             ratio <= STEP_GOAL,
-            "half of its weights consume prunable channels",
+            "half of its weights are masked at every step, which explains a part of it",
         ),
         (
             "`make gpu` passes",
