@@ -232,7 +232,8 @@ def widths_of(grid: Grid, cell: GridRun) -> str:
     return json.dumps(grid.read(cell, "widths.json"), sort_keys=True)
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=list(DATA))
     parser.add_argument("--data", type=Path, required=True)
@@ -257,12 +258,16 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--budgets", type=lambda text: text.split(","))
     parser.add_argument("--seeds", type=int)
-    parser.add_argument("--variants", choices=("recipe", "solvers"), default="recipe", help="variants of ECC to run")
+    parser.add_argument("--variants", choices=("recipe", "solvers", "depth", "none"), default="recipe", help="of ECC")
     parser.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0], help="what is equal for all methods")
     parser.add_argument("--only", type=selection, default={}, metavar="KEY=VALUE,...", help="some of the runs")
     parser.add_argument("--again", action="store_true", help="repeat the runs of --only")
     parser.add_argument("--settings", default="{}", help="JSON that overrides settings of the recipe")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
     started = time.monotonic()
     options.root.mkdir(parents=True, exist_ok=True)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")

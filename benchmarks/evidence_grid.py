@@ -116,9 +116,14 @@ SOLVER_VARIANTS = {
 """The other solver and criterion, for all experiments; see solvers.py."""
 
 
+WIDTHS_ONLY = {"widths only": Variant({"depth": False})}
+"""For networks with residual branches, which other methods do not remove."""
+
+
 def variants_of(options: argparse.Namespace) -> dict[str, Variant]:
     """The variants that are run besides the recipe itself."""
-    return SOLVER_VARIANTS if options.variants == "solvers" else VARIANTS[options.name]
+    known = {"recipe": VARIANTS[options.name], "solvers": SOLVER_VARIANTS, "depth": WIDTHS_ONLY, "none": {}}
+    return known[options.variants]
 
 
 def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:

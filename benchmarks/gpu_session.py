@@ -55,6 +55,7 @@ class Experiment:
         least: Seconds below which it is not started.
         share: Seconds that it is promised: earlier ones leave it so much.
         what: For the list.
+        earlier: Option that names the record of an earlier call.
     """
 
     script: str
@@ -63,10 +64,26 @@ class Experiment:
     least: float = 60.0
     share: float = 0.0
     what: str = ""
+    earlier: str = "--earlier"
 
 
 _RESNET = ("--data", "{inputs}/data", "--mps")
 _CIFAR = ("data/cifar10.npz", "data/cifar10_resnet56.safetensors")
+_GRID_METHODS = "ecc,uniform,greedy_taylor,tp_taylor,netadapt,eap,lcp,amc"
+
+
+def grid(recipe: str, steps: tuple[int, int], variants: str, needs: Sequence[str]) -> Experiment:
+    """One of E1 to E4 with four times the steps of its recipe: pruning and fine-tuning."""
+    longer = f'{{"prune_steps": {steps[0]}, "finetune_steps": {steps[1]}}}'
+    return Experiment(
+        "evidence.py",
+        (recipe, "--data", "{inputs}/data", "--root", f"build/{recipe}", "--mps", "--processes", "14", "--seeds", "3",
+         "--methods", _GRID_METHODS, "--variants", variants, "--settings", longer),
+        needs, 150.0, what=f"{recipe}, {sum(steps)} batches, three seeds", earlier="--record",
+    )  # fmt: skip
+
+
+_IMAGENETTE = ("data/imagenette128.npz",)
 EXPERIMENTS: dict[str, Experiment] = {
     "resnet56": Experiment(
         "resnet56.py", _RESNET, _CIFAR, 150.0, what="ResNet-56, 60 epochs, 47 % of the MACs, seven methods, three seeds"
@@ -90,6 +107,13 @@ EXPERIMENTS: dict[str, Experiment] = {
          "--multiple", "4", "--shares", "0.35,0.8,0.25,0.65", "--methods", "ecc,greedy_branches,uniform"),
         _CIFAR, 100.0, what="ResNet-56, 30 epochs, other shares of the energy, three seeds",
     ),
+    "e1": grid("mobilenet-imagenette", (1600, 960), "none", (*_IMAGENETTE, "data/mobilenet_v1_1.0_224.safetensors")),
+    "e3": grid("alexnet-imagenette", (1600, 1040), "none", _IMAGENETTE),
+    "e2": grid(
+        "erfnet-camvid", (960, 480), "depth",
+        ("data/camvid.npz", "data/erfnet_cityscapes20_from_int8.safetensors"),
+    ),
+    "e4": grid("resnet56-cifar10", (2000, 1200), "depth", _CIFAR),
     "vit": Experiment(
         "vit.py", ("--data", "{inputs}/data"), ("data/imagenette128.npz",), 200.0, what="E5: ViT-Tiny on Imagenette",
     ),
@@ -122,7 +146,7 @@ def command(
     """The command line of an experiment."""
     words = [word.replace("{inputs}", str(inputs)) for word in one.arguments]
     known = [] if earlier is None else [earlier / f"{name}.json"]
-    before = ["--earlier", *map(str, known)] if known and known[0].is_file() else []
+    before = [one.earlier, *map(str, known)] if known and known[0].is_file() else []
     return [
         sys.executable, str(ROOT / "benchmarks" / one.script), *words, "--out", str(folder / f"{name}.json"), *before, *more,
     ]  # fmt: skip
@@ -191,9 +215,10 @@ def run_one(
 
 
 def cell_count(file: Path) -> dict[str, int]:
-    """Cells of a record: done and failed."""
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.is_file() else []
-    failed = sum("error" in cell for cell in cells)
+    """Cells of a record, or runs of a grid: done, and failed or missing."""
+    record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    cells = record.get("cells", record.get("rows", []))
+    failed = sum("error" in cell or "missing" in cell for cell in cells)
     return {"done": len(cells) - failed, "failed": failed}
 
 
@@ -245,10 +270,9 @@ def show(name: str, one: Experiment, results: Path, inputs: Path) -> list[str]:
     record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"cells": []}
     cells = [cell for cell in record.get("cells", []) if "key" in cell]
     found = [f"{name} {cell['key']}: {text}" for cell in cells for text in problems(cell)]
-    done, skipped = sum("error" not in cell for cell in cells), len(record.get("skipped", []))
-    old = "" if not file.is_file() or cells else "; a record of an earlier version without cells"
+    count, skipped = cell_count(file), len(record.get("skipped", []))
     print(
-        f"{name}: {one.what}\n  {done} cells done, {len(cells) - done} failed, {skipped} not run in the last call{old}"
+        f"{name}: {one.what}\n  {count['done']} cells done, {count['failed']} failed, {skipped} not run in the last call"
     )
     if absent := missing_inputs(one, inputs):
         print(f"  needs {', '.join(absent)} in {inputs}")

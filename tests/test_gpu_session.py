@@ -8,9 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import evidence
 import gpu_session
 import pytest
 import resnet56
+
+from ecc.methods.registry import METHODS
+from ecc.zoo.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
@@ -98,4 +102,10 @@ def test_every_experiment_names_a_script_and_its_options() -> None:
             options = resnet56.parse(words[2:])
             assert options.mps
             assert resnet56.keys_of(options)
+        if one.script == "evidence.py":
+            options = evidence.parse(words[2:])
+            recipe, longer = read_recipe(evidence.RECIPES / f"{options.name}.toml"), json.loads(options.settings)
+            steps = sum(getattr(recipe.settings, part) for part in ("prune_steps", "finetune_steps"))
+            assert sum(longer.values()) >= 4 * steps
+            assert set(options.methods) <= set(METHODS)
     assert sys.executable == words[0]
