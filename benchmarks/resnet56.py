@@ -80,7 +80,8 @@ TUNING_SEED = 1000  # of the training of the common dense network
 SCRATCH_EPOCHS, SCRATCH_LR = 40, 0.1  # of a dense network from random weights
 PROBE_STEPS = 40
 MEASURED_BATCH = 1024
-MEASURING = 3.0
+MEASURE_SETTINGS = replace(PROFILE_SETTINGS, min_repeats=3, max_repeats=3)  # several, for a confidence interval
+MEASURING = 4.0
 """Seconds of one measurement of a network, kept at the end of a call."""
 
 
@@ -289,7 +290,7 @@ def measure_cells(options: argparse.Namespace, cells: Cells, folder: Path, deadl
             model = with_widths(dense, graph, widths) if file is None else load_slim(dense, file)
             try:
                 found = measure_model(
-                    model.to(options.device).eval(), example.to(options.device), meter, PROFILE_SETTINGS
+                    model.to(options.device).eval(), example.to(options.device), meter, MEASURE_SETTINGS
                 )
             except EccError as error:
                 cell["measurement_error"] = str(error)[:300]
