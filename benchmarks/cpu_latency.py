@@ -9,8 +9,9 @@ noise       standard deviation / mean of the dense network, measured again and a
 error       cross-validated error of the latency model of the compression, whose profile has multiples of 8 channels and networks
             without some residual branches, down to a small part of the time of the dense network
 aligned     the same for a profile of multiples of 16 channels, the block of both runtimes on AVX-512, with every branch
-fresh       the result, loaded anew and measured in turns with the dense network, as a fraction of the budget, with the 95 %
-            confidence interval of the median
+fresh       the result, loaded anew and measured in turns with the dense network, as a fraction of the budget, with its 95 %
+            confidence interval; both are the fastest of their windows, as in a profile. Also the median of the
+            ratios of single turns, which other programs disturb more
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from ecc.api import compress_task
 from ecc.budget import parse_budgets
 from ecc.energy import fit
 from ecc.errors import EccError
-from ecc.measure import Meter, Profile, find_meter, measure, profile
+from ecc.measure import Measurement, Meter, Profile, find_meter, measure, profile
 from ecc.measure.profiler import profile_settings
 from ecc.measure.runners import PreparedRunner, prepare_runner
+from ecc.measure.samplers import ratio_in_turns
 from ecc.measure.window import probe_under_load
 from ecc.methods.base import trace_task
 from ecc.records import to_builtins
-from ecc.settings import CLOCK_SETTINGS, MeasureSettings, make_settings
+from ecc.settings import CLOCK_SETTINGS, make_settings
 from ecc.task import Task, with_batch_size
 from ecc.zoo.digits import DigitsNet
 from ecc.zoo.registry import find_task
@@ -51,18 +53,21 @@ WIDTHS = (64, 128, 192)
 BATCH = 16
 
 
-def measure_turns(dense: nn.Module, other: nn.Module, example: Any, meter: Meter, runner: str, turns: int) -> Any:
-    """Seconds of two networks, measured alternately."""
+def measure_turns(
+    dense: nn.Module, other: nn.Module, example: Any, meter: Meter, runner: str, turns: int
+) -> tuple[list[Measurement], list[Measurement]]:
+    """Measurements of two networks, alternately; one more of the first."""
     settings = replace(CLOCK_SETTINGS, runner=runner, min_repeats=4, max_repeats=4, probe_seconds=0.3)
     with prepare_runner(dense, example, settings) as first, prepare_runner(other, example, settings) as second:
         counter = probe_under_load(first.run, meter, settings, device="cpu", is_asynchronous=False)
 
-        def seconds(one: PreparedRunner, how: MeasureSettings = settings) -> float:
+        def one_turn(one: PreparedRunner) -> Measurement:
             return measure(
-                one.run, meter, how, device="cpu", batch=one.batch, is_asynchronous=False, counter=counter
-            ).seconds
+                one.run, meter, settings, device="cpu", batch=one.batch, is_asynchronous=False, counter=counter
+            )
 
-        return [(seconds(first), seconds(second)) for _ in range(turns)]
+        pairs = [(one_turn(first), one_turn(second)) for _ in range(turns)]
+        return [one for one, _ in pairs] + [one_turn(first)], [two for _, two in pairs]
 
 
 def interval(values: list[float]) -> list[float]:
@@ -80,14 +85,14 @@ def run_noise(task: Task, runner: str, clock: str, options: argparse.Namespace) 
     """Repeated measurements of the dense network, alone and relative to another copy of it."""
     example, meter = with_batch_size(task.example_input, BATCH), find_meter(clock)
     assert isinstance(meter, Meter)
-    pairs = measure_turns(task.model, task.model, example, meter, runner, options.turns)
+    firsts, seconds = measure_turns(task.model, task.model, example, meter, runner, options.turns)
     return {
         "runner": runner,
         "clock": clock,
         "budget": options.share,
-        "noise": spread([first for first, _ in pairs]),
-        "noise_in_turns": spread([second / first for first, second in pairs]),
-        "dense_seconds": statistics.median(first for first, _ in pairs),
+        "noise": spread([one.seconds for one in firsts]),
+        "noise_in_turns": spread([two.seconds / one.seconds for one, two in zip(firsts, seconds, strict=False)]),
+        "dense_seconds": statistics.median(one.seconds for one in firsts),
     }
 
 
@@ -122,9 +127,13 @@ def run_case(task: Task, runner: str, clock: str, options: argparse.Namespace) -
         found["claimed"] = latency.result / (options.share * latency.dense)
         found["scores"] = to_builtins(done.summary.scores)
         found["cpu_seconds"] = time.process_time() - started
-        pairs = measure_turns(task.model, done.model.cpu().eval(), example, meter, runner, 2 * options.turns)
-    shares = [second / first / options.share for first, second in pairs]
-    found["fresh"] = {"median": statistics.median(shares), "interval": interval(shares), "turns": len(shares)}
+        dense, results = measure_turns(task.model, done.model.cpu().eval(), example, meter, runner, 2 * options.turns)
+    ratio, ci = ratio_in_turns(results, dense, "seconds", meter.describe().provenance)
+    assert ci is not None  # there are several turns
+    share = ratio / options.share
+    found["fresh"] = {"share": share, "interval": [share * (1 - ci), share * (1 + ci)], "turns": len(results)}
+    shares = [two.seconds / one.seconds / options.share for one, two in zip(dense, results, strict=False)]
+    found["fresh"] |= {"median_of_turns": statistics.median(shares), "median_interval": interval(shares)}
     return found
 
 

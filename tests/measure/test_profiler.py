@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from ecc.measure import (
     CounterProbe,
     DeviceProfiler,
     DeviceState,
+    Measured,
     MeasureSettings,
     Profile,
     Progress,
@@ -36,6 +39,7 @@ from ecc.measure import (
     sample_widths,
     samplers,
 )
+from ecc.measure.meter import Timed
 from ecc.measure.profiler import default_device, profile_settings
 from ecc.measure.samplers import AnalyticProfiler
 from ecc.settings import CLOCK_SETTINGS
@@ -375,6 +379,44 @@ def test_in_turns_with_the_dense_network_the_speed_of_the_machine_cancels_out(in
     source.refer_to(10.0, 20.0)  # as in an earlier session
     again = source.sample(0, 0, 0, WIDTHS)
     assert (abs(again.joules - 10.0) < 0.5, abs(again.seconds - 20.0) < 0.5) == (in_turns, in_turns)
+
+
+def turn(*seconds: float) -> Any:
+    return SimpleNamespace(windows=[SimpleNamespace(seconds=one) for one in seconds])
+
+
+def test_other_programs_that_slow_single_windows_hardly_change_a_ratio_in_turns() -> None:
+    generator = random.Random(0)
+
+    def turns(seconds: float, count: int) -> list[Any]:
+        slowed = [1.0 if generator.random() < 0.5 else generator.uniform(1.0, 1.6) for _ in range(2 * count)]
+        return [turn(seconds * one, seconds * two) for one, two in zip(slowed[::2], slowed[1::2], strict=True)]
+
+    errors, covered = [], 0
+    for _ in range(30):
+        results, references = turns(0.3, 12), turns(1.0, 13)
+        ratio, interval = samplers.ratio_in_turns(results, references, "seconds", Timed("CPU time"))
+        single = statistics.median(
+            one.windows[0].seconds / two.windows[0].seconds for one, two in zip(results, references[1:], strict=True)
+        )
+        errors.append((abs(ratio / 0.3 - 1), abs(single / 0.3 - 1)))
+        covered += interval is not None and errors[-1][0] <= interval < 0.3
+    in_turns, of_single_turns = (statistics.fmean(column) for column in zip(*errors, strict=True))
+    assert in_turns < 0.02 < 0.04 < of_single_turns
+    assert covered >= 27
+
+
+def test_the_interval_of_a_ratio_in_turns_comes_from_the_turns() -> None:
+    steady = samplers.ratio_in_turns([turn(1.0, 1.0)] * 4, [turn(2.0, 2.0)] * 5, "seconds", Timed("CPU time"))
+    assert steady == (0.5, 0.0)
+    one_turn = samplers.ratio_in_turns([turn(1.0, 3.0)], [turn(2.0, 2.0)] * 2, "seconds", Timed("CPU time"))
+    assert one_turn == (0.5, None)  # the fastest windows
+    median = samplers.ratio_in_turns([turn(1.0, 3.0)], [turn(2.0, 2.0)] * 2, "seconds", Measured())
+    assert median == (1.0, None)
+    rising = [turn(1.0 + 0.1 * n, 1.0 + 0.1 * n) for n in range(9)]
+    between = [turn(0.525 + 0.05 * n, 0.525 + 0.05 * n) for n in range(8)]
+    ratio, _ = samplers.ratio_in_turns(between, rising, "seconds", Measured())
+    assert ratio == pytest.approx(0.5)  # of a machine that becomes slower
 
 
 def test_inputs_are_drawn_once_and_networks_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,11 @@ from ecc.measure import (
     CounterProbe,
     Declared,
     DeviceState,
+    Measured,
     Measurement,
     MeasureSettings,
+    Provenance,
+    Timed,
     Window,
     close_meter,
     find_meter,
@@ -253,10 +256,10 @@ def test_several_inferences_per_run_are_divided_and_a_known_counter_is_not_probe
     assert (result.relative_ci, result.converged, result.net_joules) == (None, False, None)
 
 
-def test_declared_watts_are_labelled_and_combined_by_the_lower_quartile() -> None:
+def test_declared_watts_are_labelled_and_combined_by_the_minimum() -> None:
     board = FakeBoard(tick_seconds=1e-4, resolution_joules=1e-6, idle_watts=0)
     result = measured(board, FakeMeter(board, provenance=Declared(15)))
-    assert (result.combined_by, result.label) == ("lower quartile", "CPU time x declared 15 W")
+    assert (result.combined_by, result.label) == ("minimum", "CPU time x declared 15 W")
     assert result.net_joules == result.joules
 
 
@@ -331,6 +334,19 @@ def test_a_model_is_measured_per_batch_and_per_item() -> None:
     joules = 300 * run_seconds(16, 12)
     assert (result.joules, result.joules_per_item) == pytest.approx((joules, joules / 16), rel=0.005)
     assert (result.batch, result.device_type, result.settings.runner) == (16, "cpu", "eager")
+
+
+@pytest.mark.parametrize("provenance", [Measured(), Timed("CPU time")])
+def test_windows_of_a_clock_are_not_longer_than_set(provenance: Provenance) -> None:
+    """A counter with ticks needs longer ones, since its ticks are seen late."""
+    board = FakeBoard(tick_seconds=0.004, resolution_joules=1e-9)
+    settings = MeasureSettings(window_seconds=0.02, min_repeats=2, max_repeats=2, target_relative_ci=0.005)
+    result = measure(
+        lambda: board.work(0.003), FakeMeter(board, provenance=provenance), settings, clock=board.clock
+    )  # fmt: skip
+    is_clock = isinstance(provenance, Timed)
+    assert all((window.window_seconds < 0.04) is is_clock for window in result.windows)
+    assert (result.edge_error == 0.0) is is_clock
 
 
 # --- real hardware -----------------------------------------------------------------------------------

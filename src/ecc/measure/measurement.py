@@ -56,7 +56,7 @@ class Measurement:
     device_type: str
     """torch device type on which the network ran."""
     combined_by: str
-    """How windows were combined: `median`, or `lower quartile` for clocks."""
+    """How windows were combined: `median`, or `minimum` for clocks."""
     tick_seconds: float
     """Period of the counter."""
     windows: tuple[Window, ...]
@@ -145,12 +145,10 @@ class Measurement:
 def combine_repeats(values: Sequence[float], provenance: Provenance) -> float:
     """Combine repeats of one measurement to one number.
 
-    The median ignores a disturbed window. Disturbances only ever add time, so the lower quartile repeats better where a
-    clock is read.
+    The median ignores a disturbed window. Disturbances only ever add time, so the minimum repeats best where a clock is
+    read.
     """
-    if not isinstance(provenance, Declared | Timed):
-        return statistics.median(values)
-    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
+    return min(values) if isinstance(provenance, Declared | Timed) else statistics.median(values)
 
 
 def relative_interval(values: Sequence[float]) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,7 +10,9 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ecc.errors import BadMeasurement, EccError, first_line
@@ -22,8 +23,8 @@ from ecc.torch_utils import device_of
 
 from .counter import CounterProbe
 from .environment import environment
-from .measurement import Measurement, relative_interval
-from .meter import Analytic, Clock, Meter, Reading
+from .measurement import Measurement, combine_repeats
+from .meter import Analytic, Clock, Meter, Provenance, Reading
 from .profile import ProfileHeader, Sample
 from .remote.agent import measured_fields
 from .remote.client import RemoteMeter, RemoteProfiler
@@ -190,7 +191,7 @@ class DeviceProfiler:
         Returns:
             Joules, seconds, the relative confidence interval of the ratio, and the last measurement of the network.
         """
-        settings = self._run_settings
+        settings, provenance = self._run_settings, self._meter.describe().provenance
         pair = replace(settings, min_repeats=2, max_repeats=2)
         warm = replace(pair, warmup_seconds=0.0, warmup_runs=1)
         with self._dense_runner() as dense, prepare_runner(network, self._inputs, settings) as runner:
@@ -205,25 +206,25 @@ class DeviceProfiler:
             while True:
                 results.append(measure_pair(runner, warm if results else pair))
                 references.append(measure_pair(dense, warm))
-                ratios = _turn_ratios(results, references, "joules")
-                interval = relative_interval(ratios)
-                agree = interval is not None and interval <= settings.target_relative_ci
                 windows = 2 * len(results)
-                if windows >= settings.max_repeats or (agree and windows >= settings.min_repeats):
+                if windows < settings.min_repeats:
+                    continue
+                ratio, interval = ratio_in_turns(results, references, "joules", provenance)
+                agree = interval is not None and interval <= settings.target_relative_ci
+                if windows >= settings.max_repeats or agree:
                     break
         if self._dense_cost is None:
             measured = [*references, *results] if is_dense else references
             self._dense_cost = tuple(
-                statistics.median(getattr(one, name) for one in measured) for name in ("joules", "seconds")
+                combine_repeats([getattr(window, name) for one in measured for window in one.windows], provenance)
+                for name in ("joules", "seconds")
             )
             if is_dense:
                 joules, seconds = self._dense_cost
                 return joules, seconds, interval, results[-1]
-        joules, seconds = (
-            cost * statistics.median(_turn_ratios(results, references, name))
-            for cost, name in zip(self._dense_cost, ("joules", "seconds"), strict=True)
-        )
-        return joules, seconds, interval, results[-1]
+        joules, seconds = self._dense_cost
+        seconds_ratio, _ = ratio_in_turns(results, references, "seconds", provenance)
+        return ratio * joules, seconds_ratio * seconds, interval, results[-1]
 
     @contextmanager
     def _dense_runner(self) -> Iterator[PreparedRunner]:
@@ -316,10 +317,37 @@ def _checked_device(device: torch.device | str) -> torch.device:
         raise BadMeasurement(f"device {str(device)!r} cannot be used here: {reason_of(error)}") from None
 
 
-def _turn_ratios(results: Sequence[Measurement], references: Sequence[Measurement], name: str) -> list[float]:
-    """Cost of each result relative to the mean of the reference before and after it."""
-    costs, dense = ([getattr(one, name) for one in measured] for measured in (results, references))
-    return [2 * cost / (dense[turn] + dense[turn + 1]) for turn, cost in enumerate(costs)]
+_RESAMPLES = 200  # of the bootstrap
+
+
+def ratio_in_turns(
+    results: Sequence[Measurement], references: Sequence[Measurement], name: str, provenance: Provenance
+) -> tuple[float, float | None]:
+    """Cost of a network relative to a reference that was measured before, between and after its measurements.
+
+    The windows of each are combined as the repeats of one measurement are (`combine_repeats`), and then divided. The
+    ratio of a single turn is disturbed by every program that slows one of its windows.
+
+    Returns:
+        The ratio, and the relative half width of its 95 % confidence interval, from a bootstrap over the turns; None
+        for one turn.
+    """
+    costs, dense = (
+        np.array([[getattr(window, name) for window in one.windows] for one in measured])
+        for measured in (results, references)
+    )
+    around = np.hstack([dense[:-1], dense[1:]])  # of each turn, the reference before and after it
+
+    def combined(windows: NDArray[np.float64]) -> float:
+        return combine_repeats(windows.ravel().tolist(), provenance)
+
+    ratio, turns = combined(costs) / combined(around), len(costs)
+    if turns < 2:
+        return ratio, None
+    drawn = np.random.default_rng(0).integers(turns, size=(_RESAMPLES, turns))
+    found = [combined(costs[rows]) / combined(around[rows]) for rows in drawn]
+    low, high = np.quantile(found, [0.025, 0.975])
+    return ratio, float(high - low) / 2 / ratio
 
 
 def _now() -> datetime:
