@@ -119,7 +119,7 @@ def test_computed_profiles_do_not_depend_on_the_software() -> None:
 # --- samples -----------------------------------------------------------------------------------------
 
 
-def test_samples_are_sorted_and_rounds_combined_by_the_rule_of_the_meter() -> None:
+def test_samples_are_sorted_and_rounds_are_combined_by_the_median() -> None:
     made = profile_of(*SAMPLES)
     assert (made.design_samples, made.references) == (SAMPLES[1:3], (SAMPLES[0], SAMPLES[3]))
     assert made.widths_by_group((4, 3)) == {"first": 4, "second": 3}
@@ -132,7 +132,7 @@ def test_samples_are_sorted_and_rounds_combined_by_the_rule_of_the_meter() -> No
     (found,) = profile_of(*rounds).corrected()
     assert (found.joules, found.seconds, found.relative_ci is None) == (2.0, 0.02, False)
     declared = replace(FakeCosts().describe(), provenance=Declared(15))
-    assert profile_of(*rounds, meter=declared).corrected()[0].joules == 1.5
+    assert profile_of(*rounds, meter=declared).corrected()[0].joules == 2.0  # errors have both signs
 
 
 def test_repeat_noise_is_pooled_and_time_per_sample_is_the_median() -> None:

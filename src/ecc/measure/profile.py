@@ -40,7 +40,7 @@ from ecc.task import Inputs, batch_size_of
 
 from .counter import CounterProbe
 from .drift import MAX_CV, Drift, Point, log_drift, reference_drift
-from .measurement import combine_repeats, relative_interval
+from .measurement import relative_interval
 from .meter import MeterInfo
 from .runner_search import RunnerSearch
 
@@ -329,7 +329,7 @@ class Profile:
         return statistics.median(gaps) if gaps else None
 
     def corrected(self, *, allow_drift: bool = False, of: str = "joules") -> tuple[CorrectedSample, ...]:
-        """Samples in the order of the design, with drift divided out and rounds combined.
+        """Samples in the order of the design, with drift divided out and the median of rounds.
 
         Args:
             allow_drift: Accept a profile whose reference varied by more than `MAX_CV`.
@@ -346,13 +346,12 @@ class Profile:
             )
         joules, seconds = self._without_drift("joules"), self._without_drift("seconds")
         widths = {sample.index: sample.widths for sample in reversed(self.design_samples)}
-        provenance = self.header.meter.provenance
         return tuple(
             CorrectedSample(
                 index=index,
                 widths=widths[index],
-                joules=combine_repeats(joules[index], provenance),
-                seconds=combine_repeats(seconds[index], provenance),
+                joules=statistics.median(joules[index]),
+                seconds=statistics.median(seconds[index]),
                 relative_ci=relative_interval(joules[index]),
             )
             for index in sorted(joules)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
 from ecc.errors import BadFile, BadWidths, EccError, NoMeter
 from ecc.graph import ChannelGraph
-from ecc.measure.measurement import combine_repeats
 from ecc.measure.meter import Declared, Estimated, Measured, MeterInfo, Provenance, Reading, Timed
 from ecc.measure.profile import Profile
 
@@ -32,8 +32,8 @@ class Replay:
         self._recorded: dict[_Widths, Reading] = {}
         if profile.references:  # the dense network, also if the design does not contain it
             self._recorded[header.full_widths] = Reading(
-                combine_repeats([sample.joules for sample in profile.references], header.meter.provenance),
-                combine_repeats([sample.seconds for sample in profile.references], header.meter.provenance),
+                statistics.median(sample.joules for sample in profile.references),
+                statistics.median(sample.seconds for sample in profile.references),
             )
         self._recorded |= {s.widths: Reading(s.joules, s.seconds) for s in profile.corrected()}
         if not self._recorded:
