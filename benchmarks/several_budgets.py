@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -134,7 +135,8 @@ def main() -> None:
     files = [file for file in (options.out, *options.add) if file.exists()]
     old = [one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["cells"]]
     cells = [one for one in old if one["way"] not in options.ways]
-    with ProcessPoolExecutor(options.seeds, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    workers = min(options.seeds, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for some in pool.map(partial(run_seed, options), range(options.seeds) if options.ways else ()):
             cells += some
             print(some, flush=True)

@@ -224,8 +224,8 @@ def compress(
         workloads: What a language model is measured on; by default decode with a cache as long as the example input,
             and prefill of the example input.
         budgets: In place of `budget`: several budgets on one resource, such as ["80%", "50%", "35%"]. Each has a result
-            of its own, in `front` and in a folder of the run folder. One pruning passes all of them, and each gets a
-            finetuning, so that they take far fewer batches than as many runs.
+            of its own, in `front` and in a folder of the run folder. The tightest has all steps; one short pruning
+            passes the others and finetunes each, so that they take far fewer batches than as many runs.
         **settings: Other settings of `CompressSettings`, such as `min_width_ratio=0.2` or `precision="bf16"`.
 
     Raises:

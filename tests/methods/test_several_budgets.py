@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from ecc.api import CompressResult, compress_task
-from ecc.budget import parse_several_budgets
+from ecc.budget import parse_budgets, parse_several_budgets
 from ecc.errors import BadBudget, BadFile, EccError, InfeasibleBudget
 from ecc.methods import CompressSettings
 from ecc.methods import compression as compression_module
@@ -20,7 +21,7 @@ from ecc.options import settings_from
 from ecc.records import read_record
 from ecc.run_records import FRONT_FILE, Front
 from ecc.task import Task
-from ecc.training import Interrupted
+from ecc.training import Interrupted, load_state
 from methods import jobs
 from methods.jobs import Truth, true_model, wide, wide_task, wrong_model
 
@@ -33,12 +34,12 @@ def score(model: torch.nn.Module) -> float:
 
 
 def run(folder: Path, budgets: list[str] = BUDGETS, task: Task | None = None, **options: Any) -> CompressResult:
-    graph = wide("chain")[2]
+    graph, several = wide("chain")[2], options.pop("several", True)
     settings = settings_from(CompressSettings, STEPS | options.pop("settings", {}))
     return compress_task(
         task or wide_task(evaluate=score),
-        parse_several_budgets(budgets),
-        several=True,
+        parse_several_budgets(budgets) if several else parse_budgets(budgets),
+        several=several,
         folder=folder,
         meter=Truth(true_model(graph)),
         energy_models=[wrong_model(graph, 0.8)],
@@ -65,29 +66,37 @@ def test_each_budget_has_a_result_that_was_measured(whole: CompressResult) -> No
     assert "at 3 budgets</h1>" in whole.report().read_text(encoding="utf-8")
 
 
-def test_pruning_goes_on_from_one_budget_to_the_next(whole: CompressResult) -> None:
-    for milder, tighter in zip(whole.front, whole.front[1:], strict=False):
-        assert all(width <= milder.widths[name] for name, width in tighter.widths.items())
+def test_milder_budgets_are_a_chain_and_the_tightest_is_a_run_of_its_own(whole: CompressResult, tmp_path: Path) -> None:
+    milder, tighter, tightest = whole.front
+    assert all(width <= milder.widths[name] for name, width in tighter.widths.items())
     front = read_record(whole.folder.parent / FRONT_FILE, Front)
     assert [row.folder for row in front.rows] == [one.folder.name for one in whole.front]
     assert [row.score for row in front.rows] == [one.score for one in whole.front]
     assert all(row.met for row in front.rows)
-    assert front.batches == sum(row.batches for row in front.rows) == 4 + 61 + 2 + 4 + 6
+    assert front.batches == sum(row.batches for row in front.rows) == 4 + 30 + 1 + 4 + 61 + 6
+    # With the same dense network it is bit for bit the result of a run with this budget alone.
+    task = wide_task(evaluate=score)
+    task.model.load_state_dict(load_state(milder.folder / "dense.safetensors"))
+    alone = run(tmp_path / "alone", ["50%"], task, several=False, settings={"pretrain_steps": 0})
+    assert alone.widths == tightest.widths
+    first, second = alone.model.state_dict(), tightest.model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], value) for name, value in tighter.model.state_dict().items())
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_steps_are_shared_out_and_the_tightest_budget_gets_those_of_its_own_run(count: int) -> None:
-    settings = settings_from(CompressSettings, STEPS | {"finetune_steps": 90})
-    stages = stage_settings(settings, count)
-    assert sum(one.prune_steps for one in stages) == settings.prune_steps
-    assert [one.pretrain_steps for one in stages] == [4, *[0] * (count - 1)]
-    assert sum(one.finetune_steps for one in stages) == pytest.approx(count * 60, abs=count / 2)
+def test_milder_budgets_share_some_steps_and_the_tightest_gets_all_of_them(count: int) -> None:
+    settings = settings_from(CompressSettings, STEPS | {"prune_steps": 300, "finetune_steps": 300})
+    *chain, tightest = stage_settings(settings, count)
+    assert tightest == replace(settings, pretrain_steps=0)
+    assert [one.pretrain_steps for one in chain] == [4, *[0] * (count - 2)]
     for name in ("prune_steps", "finetune_steps"):
-        steps = [getattr(one, name) for one in stages]
+        steps = [getattr(one, name) for one in chain]
         assert steps == sorted(steps)
-        assert steps[0] > 0
-    assert (stages[0].finetune_steps, stages[-1].finetune_steps) == (30, 90)
-    assert len({one.train.seed for one in stages}) == count  # other batches
+        assert 0 < steps[0] <= steps[-1] < getattr(settings, name)
+    total = sum(one.prune_steps + one.finetune_steps for one in (*chain, tightest))
+    assert total / 600 <= {2: 1.6, 3: 1.7, 5: 2.2}[count]
+    assert len({one.train.seed for one in (*chain, tightest)}) == count  # other batches
 
 
 def test_a_finished_run_is_loaded_and_a_stopped_one_resumes(

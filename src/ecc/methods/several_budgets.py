@@ -1,11 +1,16 @@
-"""One gradual pruning that passes several budgets, with a finetuning of its own for each.
+"""Several budgets in one run: a chain of the milder ones, and a run for the tightest.
 
     dense ─► prune to 80 % ─► prune on to 50 % ─► prune on to 35 %
-                 └─► finetune      └─► finetune       └─► finetune
+      │          └─► finetune      └─► finetune       └─► finetune
+      └────► prune to 25 % ─► finetune
 
-Each budget is a `Compression` in a folder of its own. It starts from the masked network of the one before, with the
-dense network as teacher. The pruning steps of the settings are shared out among the budgets, and milder budgets, which
-lose less, are finetuned for fewer steps. So the tightest budget gets as many steps as in a run of its own.
+Each budget is a `Compression` in a folder of its own, with the dense network as teacher. A milder budget starts from
+the masked network of the one before. They share out a part of the pruning steps of the settings, and are finetuned for
+fewer steps, the mildest for the fewest.
+
+The tightest budget starts from the dense network and gets all steps of the settings, as in a run with this budget
+alone. At the end of the chain it would lose more: it needs training after its last removals, and has most of its steps
+before them there.
 """
 
 from __future__ import annotations
@@ -30,9 +35,9 @@ from .compression import PRUNED_FILE, Compression
 from .registry import find_method
 
 PRUNE_SHARES = (2 / 3, 4 / 3)
-"""Pruning steps of the mildest and of the tightest budget, as multiples of the mean."""
-FINETUNE_SHARES = (1 / 3, 1.0)
-"""Steps of the finetuning of the mildest and of the tightest budget, as fractions of `finetune_steps`."""
+"""Pruning steps of the mildest and of the last budget of the chain, as multiples of `prune_steps / (budgets + 1)`."""
+FINETUNE_SHARES = (0.2, 0.65)
+"""Steps of the finetuning of the mildest and of the last budget of the chain, as fractions of `finetune_steps`."""
 
 StageFactory = Callable[[Task, Sequence[Budget], CompressSettings, Mapping[str, Any] | None], Compression]
 """Makes the compression of one budget from its task, budget, settings and initial weights."""
@@ -48,21 +53,23 @@ def stage_settings(settings: CompressSettings, count: int) -> list[CompressSetti
         raise EccError(
             f"{count} budgets need at least {count} pruning steps, and prune_steps is {settings.prune_steps}."
         )
+    milder = count - 1
+    places = [number / (milder - 1) for number in range(milder)] if milder > 1 else [1.0]
     prune, finetune = (
-        [first + (last - first) * number / (count - 1) for number in range(count)]
-        for first, last in (PRUNE_SHARES, FINETUNE_SHARES)
+        [first + (last - first) * place for place in places] for first, last in (PRUNE_SHARES, FINETUNE_SHARES)
     )
-    ends = [round(settings.prune_steps * part / count) for part in accumulate(prune)]
-    return [
+    ends = [round(settings.prune_steps * part / (count + 1)) for part in accumulate(prune)]
+    chain = [
         replace(
             settings,
             pretrain_steps=0 if number else settings.pretrain_steps,
             prune_steps=max(1, end - start),
             finetune_steps=round(part * settings.finetune_steps),
-            train=replace(settings.train, seed=settings.train.seed + number),
+            train=replace(settings.train, seed=settings.train.seed + 1 + number),
         )
         for number, (start, end, part) in enumerate(zip([0, *ends[:-1]], ends, finetune, strict=True))
     ]
+    return [*chain, replace(settings, pretrain_steps=0)]
 
 
 def check_several(method: str, settings: CompressSettings, count: int) -> None:
@@ -92,10 +99,9 @@ def budget_stages(
     for number, (budget, own) in enumerate(zip(budgets, stage_settings(settings, len(budgets)), strict=True)):
         place = folder / folder_name(budget)
         job = make(task, [budget], own, start)
-        job.keeps_pruned = number + 1 < len(budgets)
+        job.keeps_pruned = number + 2 < len(budgets)  # the next one is not the tightest
         yield job, place
-        if job.keeps_pruned:
-            start = load_state(place / PRUNED_FILE)
+        start = load_state(place / PRUNED_FILE) if job.keeps_pruned else None
         if own.pretrain_steps:
             task = replace(task, model=copy.deepcopy(task.model))
             task.model.load_state_dict(load_state(place / "dense.safetensors"))
