@@ -54,7 +54,7 @@ def stage_settings(settings: CompressSettings, count: int) -> list[CompressSetti
             f"{count} budgets need at least {count} pruning steps, and prune_steps is {settings.prune_steps}."
         )
     milder = count - 1
-    places = [number / (milder - 1) for number in range(milder)] if milder > 1 else [1.0]
+    places = [number / (milder - 1) for number in range(milder)] if milder > 1 else [0.5]
     prune, finetune = (
         [first + (last - first) * place for place in places] for first, last in (PRUNE_SHARES, FINETUNE_SHARES)
     )
