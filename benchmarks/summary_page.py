@@ -264,7 +264,7 @@ def _record_goals() -> list[Row]:
             own,
             f"lowest {lowest:+.2f}",
             lowest >= -0.3,
-            "not isolated: a run of its own finds another structure for tight budgets",
+            "milder budgets have fewer batches than runs of their own",
         ),
     ]
 
