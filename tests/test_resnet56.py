@@ -160,7 +160,7 @@ def test_crops_are_shifted_and_flipped_images() -> None:
     [
         "ecc",
         "uniform",
-        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dense", "ecc_early_floor", "greedy_taylor")),
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dense", "ecc_early", "greedy_taylor")),
     ],
 )
 def test_a_cell_uses_all_batches_and_meets_the_share(method: str) -> None:

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -47,7 +48,7 @@ RECIPES: dict[str, Recipe] = {
     "profile": Recipe(f"profile digits {_METER} --batch 256 --samples 40 -o a.profile", "", "a.profile"),
     "fit": Recipe("fit a.profile --json -o energy.json", "a.profile", "energy.json"),
     "compress": Recipe(
-        f"compress digits --energy energy.json --budget 60% {_METER} {_STEPS} --checkpoint-seconds 0.05 --json -o run",
+        f"compress digits --energy energy.json --budget 60% {_METER} {_STEPS} --checkpoint-steps 2 --json -o run",
         "energy.json",
         "run",
     ),
@@ -69,8 +70,10 @@ _IMPORTS = ("onnx", "onnxscript", "sklearn.datasets", "torch._dynamo")
 _VARIES = ("wall", "session", "sessions", "seconds", "peak_bytes")
 """Fields that differ from run to run: clocks, memory, numbers of sessions."""
 
-_SKIPPED = (".ecc-lock", "environment.json", "checkpoint.safetensors")
+_SKIPPED = (".ecc-lock", "environment.json", "checkpoint.safetensors", "report.html")
 """Files that depend on time and sessions."""
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}\.tmp")
+"""Files that a killed process was writing; nothing reads them, and they stay."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,9 @@ def result(folder: Path, verb: str) -> dict[str, Any]:
     found = {
         str(path.relative_to(folder)): _content_of(path)
         for path in folder.rglob("*")
-        if path.name not in _SKIPPED and path.relative_to(folder).parts[0] not in others
+        if path.name not in _SKIPPED
+        and not _TEMPORARY.fullmatch(path.name)
+        and path.relative_to(folder).parts[0] not in others
     }
     if "--json" in recipe.words:
         found["output"] = _without_varying(json.loads(_json_part(_output_file(folder, verb).read_text())))
