@@ -82,7 +82,7 @@ def _shown(compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:
         f"{max(floor.values()):.1%} of dense.",
     ]
     if (sentence := equal_energy()) is not None:
-        lines.append(f"**Long trainings at equal energy.** {sentence}")
+        lines.append(f"**Long trainings at half of the energy, as predicted.** {sentence}")
     if (sentence := decode_front()) is not None:
         lines.append(f"**Language models.** {sentence}")
     if (RESULTS / ENCODER).exists():

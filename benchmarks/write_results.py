@@ -271,8 +271,8 @@ below use TF32 with contiguous tensors, where pruning saves most.
 Time of a training step with `EccSolver`, during pruning in a run of 20,000 steps, relative to a step with fused Adam;
 *admm, per layer* is a straightforward implementation that updates layer by layer at every step. Goals:
 {steps_verdict("step_time.json")}, and {steps_verdict("step_time_cpu.json")} (processor time of one thread).
-In the MLP stack half of all weights consume prunable channels. Masking them at every step moves 1.2 GB, about 0.3 ms at the
-bandwidth of an H200; the rest of its overhead was not isolated. The row of the MLP stack on a CPU was measured on a busy machine,
+In the MLP stack half of all weights consume prunable channels. Masking them at every step moves 1.2 GB, which is estimated
+to take 0.3 ms at 4 TB/s; the rest of its overhead was not isolated. The row of the MLP stack on a CPU was measured on a busy machine,
 where such ratios vary by a few hundredths from call to call.
 
 {step_times()}
