@@ -109,6 +109,27 @@ def test_pruning_ends_when_the_networks_need_the_rest_of_the_time(inputs: Path) 
     assert deadline.left == pytest.approx(400, abs=1)
 
 
+def test_wide_groups_get_multiples_of_8_and_heads_any_number(inputs: Path) -> None:
+    import llm
+    import tiny_models as tiny
+
+    from ecc.graph import trace_channels
+    from ecc.settings import CompressSettings
+
+    model = tiny.tiny_llama(intermediate_size=512)
+    graph = trace_channels(model, {"input_ids": torch.randint(1, 20, (2, 8))}, verify=False)
+    context: Any = object.__new__(llm.AlignedContext)
+    context.graph, context.width_multiple = graph, 1
+    context.settings = CompressSettings(min_width_ratio=0.0)
+    for share in (0.0, 0.3, 0.77, 1.0):
+        found = context.round_widths([share * group.width for group in graph.groups])
+        for group, width in zip(graph.groups, found, strict=True):
+            if group.width == 512:
+                assert width == max(8, int(share * 512) // 8 * 8)
+            elif "attn" in group.name:
+                assert width == max(1, int(share * group.width + 1e-9))
+
+
 def test_all_methods_at_one_budget_and_ours_at_all_budgets_come_first(inputs: Path) -> None:
     import argparse
 
@@ -119,5 +140,7 @@ def test_all_methods_at_one_budget_and_ours_at_all_budgets_come_first(inputs: Pa
     assert all(one["resource"] == "decode" and one["seed"] == 0 for one in keys[:11])
     assert {one["share"] for one in keys[7:11]} == {0.9, 0.7, 0.6, 0.5}
     assert {one["method"] for one in keys[7:11]} == {"one_shot"}
-    assert all(one["seed"] == 0 for one in keys[:70])
+    assert all(one["resource"] == "decode" and one["seed"] == 0 for one in keys[:35])
+    assert all(one["resource"] == "decode" and one["seed"] > 0 for one in keys[35:49])
+    assert all(one["resource"] == "prefill" for one in keys[49:])
     assert len({tuple(one.values()) for one in keys}) == len(keys) == 98
