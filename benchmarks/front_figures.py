@@ -26,9 +26,9 @@ STYLES = {
     "uniform": (COLOURS["uniform"][0], "triangle-down"),
     "FLAP": (COLOURS["lcp"][0], "diamond"),
     "Wanda-sp": (COLOURS["netadapt"][0], "square"),
-    "LLM-Pruner †": (COLOURS["amc"][0], "triangle-up"),
+    "LLM-Pruner": (COLOURS["amc"][0], "triangle-up"),
     "ShortGPT": (COLOURS["eap"][0], "cross"),
-    "2SSP †": (COLOURS["scratch"][0], "triangle-left"),
+    "2SSP": (COLOURS["scratch"][0], "triangle-left"),
 }
 """Colour and shape of each method."""
 RESNET_NAMES = {
@@ -41,9 +41,9 @@ LLM_NAMES = {
     "one_shot": "ECC",
     "flap": "FLAP",
     "wanda_sp": "Wanda-sp",
-    "llm_pruner": "LLM-Pruner †",
+    "llm_pruner": "LLM-Pruner",
     "shortgpt": "ShortGPT",
-    "2ssp": "2SSP †",
+    "2ssp": "2SSP",
     "uniform": "uniform",
 }
 MOST = 150.0
@@ -112,7 +112,7 @@ def llm_figure(folder: Path) -> Path | None:
     return save_figure(
         chart,
         folder / LLM_FIGURE,
-        f"SmolLM2-135M, {record['device']}; above {MOST:,.0f}: in the table; †: earlier implementation",
+        f"SmolLM2-135M, {record['device']}; above {MOST:,.0f}: in the table",
     )
 
 

@@ -109,13 +109,18 @@ class HeldOut:
         self._model = model
         self._batches = [one.to(next(model.parameters()).device) for one in sequences.split(batch)]
         self._count = sequences[:, 1:].numel()
+        length = sequences.shape[
+            1
+        ]  # with a mask of its own the network does not read positions back, which no graph can
+        self._mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=self._batches[0].device).tril()
         self._run: Any = CudaGraphFunction(self._loss)
 
     @torch.no_grad()
     def _loss(self, tokens: Tensor) -> tuple[Tensor]:
         half = tokens.device.type == "cuda"
         with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
-            logits = self._model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+            found = self._model(input_ids=tokens, attention_mask=self._mask, use_cache=False)
+            logits = found.logits[:, :-1].float()
         return (F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"),)
 
     def __call__(self, model: nn.Module) -> float:

@@ -197,7 +197,7 @@ def test_numbers_of_the_readme_are_those_of_the_records() -> None:
         f"uses {100 * run['budget_share_reached']:.1f} % of the budget",
         f"from {dense:.1f} % to {slim:.1f} %",
         f"dense model has a perplexity of {language['dense']['perplexity']:.1f}; at 50 %",
-        f"has {ours:.1f} without training, and the best baseline, {best.upper()}, {half[best]:.1f} (",
+        f"has {ours:.1f} without training, and the best baseline, {best.upper()}, {half[best]:.1f}:",
     ):
         assert phrase in text
     printed = json.loads((ROOT / "results/readme_output.json").read_text(encoding="utf-8"))["output"]
