@@ -52,7 +52,6 @@ from ecc.methods.one_shot import Round
 from ecc.methods.registry import find_method
 from ecc.settings import CompressSettings
 from ecc.task import TokenWorkload
-from ecc.training.cuda_graph import CudaGraphFunction
 from ecc.zoo.language import LogLikelihood, token_sequences
 
 BAND = (0.98, 1.0)
@@ -97,52 +96,25 @@ class AlignedContext(PruningContext):
 class HeldOut:
     """Mean log-likelihood of a held-out token, in half precision on a GPU.
 
-    Methods evaluate one network hundreds of times, whose weights change in place, so it is captured as a CUDA graph.
-
     Args:
-        model: The only network that is evaluated.
         sequences: The text.
         batch: Sequences at once.
     """
 
-    def __init__(self, model: nn.Module, sequences: Tensor, batch: int) -> None:
-        self._model = model
-        self._batches = [one.to(next(model.parameters()).device) for one in sequences.split(batch)]
+    def __init__(self, sequences: Tensor, batch: int) -> None:
+        self._batches = sequences.split(batch)
         self._count = sequences[:, 1:].numel()
-        length = sequences.shape[
-            1
-        ]  # with a mask of its own the network does not read positions back, which no graph can
-        self._mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=self._batches[0].device).tril()
-        self._run: Any = CudaGraphFunction(self._loss)
 
     @torch.no_grad()
-    def _loss(self, tokens: Tensor) -> tuple[Tensor]:
-        half = tokens.device.type == "cuda"
-        with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
-            found = self._model(input_ids=tokens, attention_mask=self._mask, use_cache=False)
-            logits = found.logits[:, :-1].float()
-        return (F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"),)
-
     def __call__(self, model: nn.Module) -> float:
         """The score; higher is better."""
-        assert model is self._model
-        return -float(torch.stack([self._run(tokens)[0] for tokens in self._batches]).sum()) / self._count
-
-    @torch.no_grad()
-    def check(self) -> bool:
-        """Capture the graph, and compare it with the network after a change of its weights; whether it is used."""
-        changed = max(self._model.parameters(), key=lambda one: one.numel())
-        before = changed.detach().clone()
-        for _ in range(4):
-            self(self._model)
-        changed.mul_(0.9)
-        graph, self_run = self(self._model), self._run
-        self._run = self._loss
-        plain = self(self._model)
-        changed.copy_(before)
-        if abs(graph - plain) <= 1e-3 * abs(plain):
-            self._run = self_run
-        return getattr(self._run, "_graph", None) is not None
+        losses = []
+        for tokens in self._batches:
+            half = tokens.device.type == "cuda"
+            with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
+                logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+            losses.append(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"))
+        return -float(torch.stack(losses).sum()) / self._count
 
 
 @dataclass
@@ -336,7 +308,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Setup:
         graph=graph,
         bench=Bench(model, graph, find_meter(options.meter), workloads),
         learn=valid[:-kept],
-        held_out=HeldOut(work, valid[-kept:][: options.held_out], options.batch),
+        held_out=HeldOut(valid[-kept:][: options.held_out].to(device), options.batch),
         test=LogLikelihood(test, options.evaluation_batch),
         device=device,
         folder=folder,
@@ -446,7 +418,6 @@ def main() -> None:
         setup = prepare(options, Path(folder))
         info = setup.bench.meter.describe()
         header |= {"device": info.device, "meter": info.name, "label": info.label}
-        is_captured = setup.held_out.check()
         header["dense"] = setup.dense = {
             **dense_of([options.out, *options.earlier], cells.header),
             "perplexity": perplexity(setup.model, setup.test, setup.device),
@@ -455,9 +426,7 @@ def main() -> None:
             "calibration_tokens": BATCHES * options.calibration_batch * options.length,
             "heal_tokens": options.heal_steps * options.batch * options.length,
         }
-        print(
-            f"{deadline.left:5.0f} s left  dense perplexity {setup.dense['perplexity']:.3f}, {is_captured=}", flush=True
-        )
+        print(f"{deadline.left:5.0f} s left  dense perplexity {setup.dense['perplexity']:.3f}", flush=True)
         run_in_turn(
             cells,
             keys,
