@@ -258,10 +258,6 @@ def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySou
 
     A network that cannot be measured is left out.
     """
-    (energy,) = grids[0].comparison.energy_models
-    example = with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, verify=False)
-    evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
     known: dict[str, str] = {}
     waiting = []
     for grid, cell, file in results_of(grids):
@@ -269,7 +265,13 @@ def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySou
             known[widths_of(grid, cell)] = file.read_text(encoding="utf-8")
         else:
             waiting.append((grid, cell, file))
+    if not waiting:
+        return
     waiting.sort(key=lambda one: (one[1].seed, one[1].method != "ecc"))  # in case time runs out
+    (energy,) = grids[0].comparison.energy_models
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
+    evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
     dense, measured_count = evaluate_cost({}), 0
     for grid, cell, file in waiting:
         widths = widths_of(grid, cell)

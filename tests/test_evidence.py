@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from ecc.errors import BadMeasurement
 from ecc.measure import find_meter
 from ecc.methods.grid import GridRun
 from ecc.zoo.data import ImageData, Packed
@@ -245,3 +246,27 @@ def test_runs_are_ordered_by_seed_and_then_the_longest_first(tmp_path: Path) -> 
 def test_time_for_measuring_depends_on_the_results_there_are() -> None:
     assert evidence.time_after(0, 500.0) < evidence.time_after(20, 500.0) < evidence.time_after(500, 500.0)
     assert evidence.time_after(500, 500.0) <= 125.0
+
+
+def test_a_network_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison: Any = Broken()
+    comparison.energy_models = [SimpleNamespace(resource="energy")]
+    grid, task, source = grids.Grid("", comparison, tmp_path), SimpleNamespace(model=None, example_input=None), object()
+    widths = {"amc": 8, "broken": 16, "ecc": 24}
+    for cell in comparison.runs[:3]:
+        cell.folder(tmp_path).mkdir(parents=True)
+        (cell.folder(tmp_path) / "widths.json").write_text(json.dumps({"a": widths[cell.method]}), encoding="utf-8")
+
+    def cost(widths: dict[str, int]) -> Any:
+        if widths.get("a") == 16:
+            raise BadMeasurement("the reading is noisy")
+        return SimpleNamespace(
+            amounts={"energy": 1.0 + len(widths), "latency": 1.0}, relative_ci=0.01, label="measured"
+        )
+
+    for name, value in {"CostEvaluator": cost, "trace_channels": None, "with_batch_size": None}.items():
+        monkeypatch.setattr(evidence, name, lambda *_, value=value, **__: value)
+    arguments: Any = ([grid], task, 4, source, math.inf)
+    evidence.measure_results(*arguments)
+    assert [cell.method for _, cell, file in evidence.results_of([grid]) if file.exists()] == ["amc", "ecc"]
+    assert evidence.unmeasured([grid]) == 1
