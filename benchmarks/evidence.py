@@ -118,7 +118,7 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             except Interrupted:
                 raise
             except Exception as error:  # noqa: BLE001 - concerns this run only, and the others go on
-                reason = told(error)
+                reason = described(error)
                 grid.comparison.write_failure(cell, grid.runs, reason)
             seconds = time.monotonic() - started
             name = f"{cell.method} {grid.variant}".strip()
@@ -134,14 +134,14 @@ def train_or_fail(grids: list[Grid], seed: int, options: argparse.Namespace) -> 
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001 - other seeds go on
-        reason = f"dense network: {told(error)}"
+        reason = f"dense network: {described(error)}"
         for grid, cell in unfinished(grids, options.only):
             if cell.seed == seed:
                 grid.comparison.write_failure(cell, grid.runs, reason)
     print(f"dense seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
 
 
-def told(error: Exception) -> str:
+def described(error: Exception) -> str:
     """An error for the record; the log has the rest if it is unexpected."""
     if isinstance(error, EccError):
         return str(error)
