@@ -24,8 +24,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ import torch
 import torch.multiprocessing
 from cells import SAVING, device_name, is_selected, selection, shared_gpu
 from evidence_grid import (
+    CHECKPOINT,
     DATA,
     MEASURED_BATCH,
     MULTIPLE_OF,
@@ -53,7 +56,8 @@ from machine import machine, write_record
 from packed import packed_data
 
 from ecc.constants import PROTOCOLS
-from ecc.errors import BadFile
+from ecc.energy import EnergyModel
+from ecc.errors import EccError
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
@@ -62,7 +66,7 @@ from ecc.methods.grid import GridRun
 from ecc.options import flat_values
 from ecc.records import to_builtins
 from ecc.task import Task, with_batch_size
-from ecc.training import Interrupted
+from ecc.training import Interrupted, load_state, save_state
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
 
@@ -76,6 +80,10 @@ LONGEST = "amc"
 """The method with the longest runs, which are started first."""
 FIRST = ("ecc", "lcp", "netadapt")
 """Methods that are started next."""
+START = "start.safetensors"
+"""In the working folder: the weights before the dense network is trained, which take long to prepare for ERFNet."""
+SAVE_EVERY = 30.0
+"""Seconds between two records of the runs that are finished, in case that the call is killed."""
 
 
 # ---------------------------------------------------------------- parallel runs
@@ -85,34 +93,70 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
     """Train dense networks and execute runs that no other worker has claimed, until none is left."""
     torch.set_num_threads(1)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
-    grids = the_grids(options, recipe, the_task(options, recipe, data))
+    file = options.root / START
+    grids = the_grids(options, recipe, the_task(options, recipe, data, load_state(file) if file.exists() else None))
     with suppress(Interrupted):
         for seed in sorted({cell.seed for _, cell in unfinished(grids, options.only)}):
             if claimed(f"dense-{seed}", options.root):
-                train_dense(grids, seed)
-        while left := unfinished(grids, options.only):
+                train_or_fail(grids, seed, options)
+        while left := [one for one in unfinished(grids, options.only) if not is_claimed(name_of(*one), options.root)]:
             mine = next(
                 (one for one in left if one[0].can_begin(one[1]) and claimed(name_of(*one), options.root)),
                 None,
             )
             if mine is None:
-                time.sleep(1.0)
+                time.sleep(0.5)
                 continue
             grid, cell = mine
             started = time.monotonic()
             try:
-                reason = grid.comparison.run_one(cell, grid.runs) or "done"
+                failed = grid.comparison.run_one(cell, grid.runs)
                 write_stamps(grid, cell, options.device)
-            except BadFile as error:  # concerns this run only
-                reason = str(error)
+                if failed is None:
+                    (cell.folder(grid.runs) / CHECKPOINT).unlink(missing_ok=True)  # those of AlexNet would fill a disk
+                reason = failed or "done"
+            except Interrupted:
+                raise
+            except Exception as error:  # noqa: BLE001 - concerns this run only, and the others go on
+                reason = described(error)
                 grid.comparison.write_failure(cell, grid.runs, reason)
             seconds = time.monotonic() - started
             name = f"{cell.method} {grid.variant}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)
+            check_device(options.device)
+
+
+def train_or_fail(grids: list[Grid], seed: int, options: argparse.Namespace) -> None:
+    """Train the dense network of a seed; if that fails, so do its runs, for which others would wait."""
+    started = time.monotonic()
+    try:
+        train_dense(grids, seed)
+    except Interrupted:
+        raise
+    except Exception as error:  # noqa: BLE001 - other seeds go on
+        reason = f"dense network: {described(error)}"
+        for grid, cell in unfinished(grids, options.only):
+            if cell.seed == seed:
+                grid.comparison.write_failure(cell, grid.runs, reason)
+    print(f"dense seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def described(error: Exception) -> str:
+    """An error for the record; the log has the rest if it is unexpected."""
+    if isinstance(error, EccError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {str(error)[:500]}"
+
+
+def check_device(device: str) -> None:
+    """Raise an error if this process cannot use its GPU any more: further runs would fail as well."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def unfinished(grids: list[Grid], only: Mapping[str, str]) -> list[tuple[Grid, GridRun]]:
-    """Runs to do: the longest first, then by seed, and within a seed those that others depend on."""
+    """Runs to do: by seed, so that a call without time for all has complete seeds, and then the longest first."""
     left = [
         (grid, cell)
         for grid in grids
@@ -123,8 +167,8 @@ def unfinished(grids: list[Grid], only: Mapping[str, str]) -> list[tuple[Grid, G
     return sorted(
         left,
         key=lambda one: (
-            one[1].method != LONGEST,
             one[1].seed,
+            one[1].method != LONGEST,
             -one[0].comparison.settings.prune_steps,
             order.get(one[1].method, len(FIRST)),
         ),
@@ -157,29 +201,48 @@ def claimed(name: str, root: Path) -> bool:
     return True
 
 
-def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
-    """Start the worker processes."""
+def is_claimed(name: str, root: Path) -> bool:
+    """Whether a worker has claimed the name. Its run is finished, failed or running, or the worker was killed."""
+    return (root / "claims" / name).exists()
+
+
+def started_workers(options: argparse.Namespace, task: Task, data: ImageData, count: int) -> list[Any]:
+    """Start worker processes for a number of runs."""
+    save_state(options.root / START, task.model.state_dict())
     shutil.rmtree(options.root / "claims", ignore_errors=True)  # of earlier workers
     (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
+    processes = min(options.processes, count)
+    workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(processes)]
     for process in workers:
         process.start()
     return workers
 
 
-def finish(workers: list[Any], until: float) -> None:
-    """Wait for the workers, and stop them in time for the measurements."""
-    for process in workers:
-        process.join(max(0.0, until - time.monotonic()))
+def finish(workers: list[Any], end: float, reserved: Callable[[], float], save: Callable[[], None]) -> None:
+    """Wait for the workers, and stop them in time for the measurements.
+
+    Args:
+        workers: The processes.
+        end: When the whole call ends.
+        reserved: Seconds that are needed before the end, see `time_after`.
+        save: Writes the record, called now and then.
+    """
+    saved = time.monotonic()
+    while any(process.is_alive() for process in workers) and time.monotonic() < end - reserved():
+        wait([process.sentinel for process in workers if process.is_alive()], timeout=1.0)
+        if time.monotonic() - saved > SAVE_EVERY:
+            save()
+            saved = time.monotonic()
     for process in workers:
         if process.is_alive():
             os.kill(process.pid or 0, signal.SIGTERM)  # they save their state
-    until = max(until, time.monotonic()) + SAVING
+    until = time.monotonic() + SAVING
     for process in workers:
         process.join(max(0.0, until - time.monotonic()))
         if process.is_alive():
             process.kill()
+            process.join()
 
 
 def time_after(cells: int, seconds: float) -> float:
@@ -191,20 +254,24 @@ def time_after(cells: int, seconds: float) -> float:
 
 
 def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
-    """Measure every result that has not been measured, and the dense network, into measured.json of the run."""
-    (energy,) = grids[0].comparison.energy_models
-    example = with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, verify=False)
-    evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
+    """Measure every result that has not been measured, and the dense network, into measured.json of the run.
+
+    A network that cannot be measured is left out.
+    """
     known: dict[str, str] = {}
     waiting = []
-    for grid, cell in [(one, cell) for one in grids for cell in one.finished()]:
-        file = cell.folder(grid.runs) / "measured.json"
+    for grid, cell, file in results_of(grids):
         if file.exists():
             known[widths_of(grid, cell)] = file.read_text(encoding="utf-8")
         else:
             waiting.append((grid, cell, file))
+    if not waiting:
+        return
     waiting.sort(key=lambda one: (one[1].seed, one[1].method != "ecc"))  # in case time runs out
+    (energy,) = grids[0].comparison.energy_models
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
+    evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
     dense, measured_count = evaluate_cost({}), 0
     for grid, cell, file in waiting:
         widths = widths_of(grid, cell)
@@ -212,9 +279,13 @@ def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySou
             if time.monotonic() > until:
                 continue
             measured_count += 1
-            if measured_count % DENSE_EVERY == 0:
-                dense = evaluate_cost({})
-            found = evaluate_cost(json.loads(widths))
+            try:
+                if measured_count % DENSE_EVERY == 0:
+                    dense = evaluate_cost({})
+                found = evaluate_cost(json.loads(widths))
+            except (EccError, RuntimeError, MemoryError) as error:
+                print(f"{name_of(grid, cell)} was not measured: {error}", flush=True)
+                continue
             facts = {
                 "joules": found.amounts["energy"],
                 "dense_joules": dense.amounts["energy"],
@@ -225,6 +296,16 @@ def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySou
             }
             known[widths] = json.dumps(facts) + "\n"
         file.write_text(known[widths], encoding="utf-8")
+
+
+def results_of(grids: list[Grid]) -> list[tuple[Grid, GridRun, Path]]:
+    """Finished runs and the file of the measurement, which may not exist yet."""
+    return [(grid, cell, cell.folder(grid.runs) / "measured.json") for grid in grids for cell in grid.finished()]
+
+
+def unmeasured(grids: list[Grid]) -> int:
+    """Number of results that have not been measured."""
+    return sum(not file.exists() for _, _, file in results_of(grids))
 
 
 def widths_of(grid: Grid, cell: GridRun) -> str:
@@ -291,21 +372,41 @@ def main() -> None:
         if options.rerun:
             refit_and_rerun(grids, options.root)
             energy, grids = fitted(task, source, options), the_grids(options, recipe, task)
-        with shared_gpu(options.mps, options.root):
-            workers = started_workers(options, data)
-            finish(
-                workers, started + options.seconds - time_after(len(unfinished(grids, options.only)), options.seconds)
-            )
+        header = header_of(options, grids, task, data, energy, source)
+
+        def save() -> None:
+            hashes = {"dense_sha256": dense_weights(grids[0])}
+            write_record({**header, **hashes, "rows": rows_of(grids)}, options.out)
+
+        end, left = started + options.seconds, unfinished(grids, options.only)
+        if left:
+            with shared_gpu(options.mps, options.root):
+                workers = started_workers(options, task, data, len(left))
+                finish(workers, end, lambda: time_after(unmeasured(grids), options.seconds), save)
         print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids, options.only))} runs missing", flush=True)
-        measure_results(grids, task, batch, source, started + options.seconds - 5)
+        save()  # in case that measuring fails
+        measure_results(grids, task, batch, source, end - 5)
+        save()
     finally:
         close_meter(source)
-    record = {
+    print(f"{time.monotonic() - started:.0f} s: written", flush=True)
+
+
+def header_of(
+    options: argparse.Namespace,
+    grids: list[Grid],
+    task: Task,
+    data: ImageData,
+    energy: EnergyModel,
+    source: EnergySource,
+) -> dict[str, Any]:
+    """The record without its runs."""
+    return {
         "what": f"accuracy against measured energy: {options.name}, packed copy of {DATA[options.name]}",
         "environment": machine(),
         "device": device_name(options.device),
         "protocol": options.protocol,
-        "measured_batch": batch,
+        "measured_batch": MEASURED_BATCH[options.name],
         "width_multiple": MULTIPLE_OF.get(options.name, 8),
         "meter": to_builtins(source.describe()),
         "recalibration_batches": BATCHES,
@@ -315,11 +416,7 @@ def main() -> None:
         "variants": {grid.variant: variant_settings(variants_of(options)[grid.variant]) for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
         "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
-        "dense_sha256": dense_weights(grids[0]),
-        "rows": rows_of(grids),
     }
-    write_record(record, options.out)
-    print(f"{time.monotonic() - started:.0f} s: written", flush=True)
 
 
 if __name__ == "__main__":

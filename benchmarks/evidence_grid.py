@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ MULTIPLE_OF = {"resnet56-cifar10": 4}
 """Width multiple; 8 for the others, with which ResNet-56 cannot reach half of its energy."""
 HELD_OUT_IMAGES = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
 """Number of held-out images on which all methods compare candidates."""
+CHECKPOINT = "checkpoint.safetensors"
+"""In the folder of a run: weights and state of the optimizer, for a run that is interrupted."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,15 @@ def variants_of(options: argparse.Namespace) -> dict[str, Variant]:
     return known[options.variants]
 
 
-def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
+def the_task(
+    options: argparse.Namespace, recipe: Recipe, data: ImageData, weights: Mapping[str, torch.Tensor] | None = None
+) -> Task:
+    """The network and its data; with `weights` of another process, which spares preparing them."""
     height, width = recipe.image_size or (None, None)
     size = None if height is None or width is None else (height, width)
     return packed_task(
         recipe.task, DATA[options.name], options.data, device=options.device, size=size, batch=recipe.batch_size,
-        data=data, tell=lambda _: None,
+        data=data, tell=lambda _: None, state=weights,
     )  # fmt: skip
 
 
@@ -240,6 +246,7 @@ def train_dense(grids: list[Grid], seed: int) -> None:
     """The dense network of one seed, trained in the comparison's folder and copied for the variants that have the seed."""
     first = grids[0]
     first.comparison.pretrain(seed, first.runs)
+    (first.runs / f"seed-{seed}" / "dense" / CHECKPOINT).unlink(missing_ok=True)
     for grid in grids[1:]:
         if seed < grid.comparison.seeds and grid.comparison.needs_pretraining(seed, grid.runs):
             folder = grid.runs / f"seed-{seed}"

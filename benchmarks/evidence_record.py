@@ -15,6 +15,7 @@ from machine import commit
 
 from ecc.energy import fit
 from ecc.errors import BadFile
+from ecc.io import write_text
 from ecc.measure import Profile
 from ecc.methods.grid import GridRun
 from ecc.options import flat_values
@@ -32,7 +33,7 @@ def write_stamps(grid: Grid, cell: GridRun, device: str) -> None:
     key = {"method": cell.method, "variant": grid.variant, "budget": cell.budget, "seed": cell.seed}
     facts = {"commit": commit(), "device": device_name(device), "command": command_of(key)}
     if (folder := cell.folder(grid.runs)).is_dir():
-        (folder / STAMPS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        write_text(folder / STAMPS, json.dumps(facts) + "\n")  # at once: the record is written meanwhile
 
 
 def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:

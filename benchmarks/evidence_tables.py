@@ -145,7 +145,7 @@ def cells_table(found: Experiment) -> str:
         measured = ["", "", "", ""]
         if cell.measured:
             measured = [f"{cell.measured['joules']:.4g}", f"{cell.share:.1%}", f"{cell.of_budget:.1%}"]
-            measured += [f"{cell.measured['relative_ci']:.1%}" if "relative_ci" in cell.measured else ""]
+            measured += ["" if (ci := cell.measured.get("relative_ci")) is None else f"{ci:.1%}"]
         rows.append(
             [
                 cell.method,

@@ -105,7 +105,7 @@ def _test_error(found: Experiment) -> str:
 
 def _unsure(found: Experiment) -> str:
     """Runs whose measurement has a wide confidence interval."""
-    rows = [cell for cell in found.cells if cell.measured and cell.measured.get("relative_ci", 0.0) > UNSURE]
+    rows = [cell for cell in found.cells if cell.measured and (cell.measured.get("relative_ci") or 0.0) > UNSURE]
     names = ", ".join(f"{cell.method} at {cell.budget}, seed {cell.seed}" for cell in rows)
     return f" Confidence intervals wider than {UNSURE:.0%}: {names}." if rows else ""
 

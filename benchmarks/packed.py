@@ -7,7 +7,7 @@ with each other, and are no results on the originals.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +51,19 @@ def packed_task(
     limit: int | None = None,
     data: ImageData | None = None,
     tell: Callable[[str], None] = print,
+    state: Mapping[str, Tensor] | None = None,
 ) -> Task:
-    """A network with its published weights, where there are any, on packed data; `data` if they are read already."""
-    file = WEIGHTS.get(network)
+    """A network with its published weights, where there are any, on packed data.
+
+    `data` if they are read already, and `state` if another call has prepared the weights.
+    """
+    file = WEIGHTS.get(network) if state is None else None
     data = packed_data(name, folder, limit) if data is None else data
     weights = None if file is None else folder / file
     task = image_task(network, data, weights=weights, image_size=size, batch_size=batch, device=device, log=tell)
-    if network == "erfnet" and task.train_batches is not None:
+    if state is not None:
+        task.model.load_state_dict(state)
+    elif network == "erfnet" and task.train_batches is not None:
         few = [inputs.cpu() for (inputs, _), _ in zip(task.epoch_batches(0), range(8), strict=False)]
         unfold_batch_norms_(task.model, few)
     return task

@@ -64,7 +64,11 @@ def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettin
 def profiled(
     task: Task, batch: int, source: EnergySource, path: Path, rows: int, device: str, width_multiple: int = 8
 ) -> Profile:
-    """A task's network in short windows, for benchmarks that compress it; an analytic source runs nothing."""
+    """A task's network in short windows, for benchmarks that compress it; an analytic source runs nothing.
+
+    On a CPU, where there are no CUDA graphs, it runs eagerly.
+    """
+    deployed = {} if device.startswith("cuda") else {"runner": "eager", "precision": "fp32"}
     example = with_batch_size(task.example_input, batch)
     graph = trace_channels(task.model, example, verify=False)
     return profile(
@@ -75,7 +79,7 @@ def profiled(
         path,
         samples=rows,
         width_multiple=width_multiple,
-        settings=settings_of(3, autotune=False),
+        settings=settings_of(3, autotune=False, **deployed),
         device=device,
         reference_every=20,
     )

@@ -37,7 +37,7 @@ def summary(folder: Path = RESULTS / "evidence") -> str:
         [
             "## Summary",
             _introduction(),
-            _shown(compared),
+            _shown(found, compared),
             "\n".join(_figures(found)),
             _not_shown(compared),
             _comparison_table(found, compared),
@@ -59,7 +59,8 @@ def _introduction() -> str:
     )
 
 
-def _shown(compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:
+def _shown(found: list[Experiment], compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:
+    counts = sorted({len(one.baselines) for one in found})
     sides = [interval.side for _, interval in compared.values()]
     tight = sorted({budget for (_, budget), (_, one) in compared.items() if one.side == "ahead"}, key=share_of)
     loop, compressed = load("budget_loop.json"), load("compress_imagenette.json")
@@ -68,7 +69,8 @@ def _shown(compared: dict[tuple[str, str], tuple[str, Interval]]) -> str:
     shares = [one["prunable_share"] for one in load("transformer_coverage.json")["models"]]
     floor = _floors()
     lines = [
-        f"**Accuracy at equal budgets.** At equal numbers of training batches ECC is ahead of the best of six baselines in "
+        f"**Accuracy at equal budgets.** At equal numbers of training batches ECC is ahead of the best of "
+        f"{' to '.join(str(count) for count in (counts[0], counts[-1])[: len(counts)])} baselines in "
         f"{sides.count('ahead')} of {len(sides)} comparisons, behind in {sides.count('behind')}, and "
         f"{sides.count('undecided')} are undecided. It is ahead at budgets of {', '.join(tight)}.",
         f"**Budgets on the meter.** MobileNet v1 at half of its energy used {compressed['budget_share_reached']:.1%} of the "

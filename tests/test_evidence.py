@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from ecc.errors import BadMeasurement
 from ecc.measure import find_meter
+from ecc.methods.grid import GridRun
 from ecc.zoo.data import ImageData, Packed
 from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.recipe import read_recipe
@@ -183,3 +185,88 @@ def test_scores_at_equal_energy_are_interpolated(tmp_path: Path) -> None:
     write(tmp_path, "e1", [row("ecc", "35%", 0.6, of_budget=1.0), *theirs])
     (found,) = data.experiments(tmp_path)
     assert data.at_equal_joules(found, "35%") == pytest.approx(-10.0)  # the baseline has no network as small
+
+
+class Broken:
+    """A comparison whose method `broken` raises an unexpected error, and whose dense network of seed 1 does."""
+
+    settings = SimpleNamespace(prune_steps=1)
+    seeds = 2
+    runs = tuple(GridRun(method, "50%", seed) for seed in (0, 1) for method in ("amc", "broken", "ecc"))
+
+    def unfinished(self, root: Path) -> list[GridRun]:
+        return [cell for cell in self.runs if not cell.folder(root).exists()]
+
+    def prerequisite(self, cell: GridRun) -> None:
+        return None
+
+    def needs_pretraining(self, seed: int, root: Path) -> bool:
+        return seed == 1
+
+    def pretrain(self, seed: int, root: Path) -> None:
+        if seed == 1:
+            raise RuntimeError("no memory for the dense network")
+
+    def run_one(self, cell: GridRun, root: Path) -> None:
+        if cell.method == "broken":
+            raise RuntimeError("no memory")
+        cell.folder(root).mkdir(parents=True)
+
+    def write_failure(self, cell: GridRun, root: Path, error: str) -> None:
+        cell.failure_file(root).parent.mkdir(parents=True, exist_ok=True)
+        cell.failure_file(root).write_text(json.dumps({"error": error}), encoding="utf-8")
+
+
+def test_an_unexpected_error_ends_one_run_and_no_worker_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "claims").mkdir()
+    comparison: Any = Broken()
+    grid = grids.Grid("", comparison, tmp_path / "runs")
+    monkeypatch.setattr(evidence, "the_grids", lambda *_: [grid])
+    monkeypatch.setattr(evidence, "the_task", lambda *_: None)
+    options: Any = SimpleNamespace(name="alexnet-imagenette", root=tmp_path, device="cpu", only={})
+    evidence.claimed(evidence.name_of(grid, GridRun("amc", "50%", 0)), tmp_path)  # by a worker that died
+
+    data: Any = None
+    evidence.worker(options, data)
+
+    assert [cell.method for cell in grid.finished()] == ["ecc"]
+    assert grid.failure(GridRun("broken", "50%", 0)) == "RuntimeError: no memory"
+    assert "dense network" in str(grid.failure(GridRun("ecc", "50%", 1)))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_runs_are_ordered_by_seed_and_then_the_longest_first(tmp_path: Path) -> None:
+    comparison: Any = Broken()
+    left = evidence.unfinished([grids.Grid("", comparison, tmp_path)], {})
+    assert [(cell.seed, cell.method) for _, cell in left[:3]] == [(0, "amc"), (0, "ecc"), (0, "broken")]
+
+
+def test_time_for_measuring_depends_on_the_results_there_are() -> None:
+    assert evidence.time_after(0, 500.0) < evidence.time_after(20, 500.0) < evidence.time_after(500, 500.0)
+    assert evidence.time_after(500, 500.0) <= 125.0
+
+
+def test_a_network_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison: Any = Broken()
+    comparison.energy_models = [SimpleNamespace(resource="energy")]
+    grid, task, source = grids.Grid("", comparison, tmp_path), SimpleNamespace(model=None, example_input=None), object()
+    widths = {"amc": 8, "broken": 16, "ecc": 24}
+    for cell in comparison.runs[:3]:
+        cell.folder(tmp_path).mkdir(parents=True)
+        (cell.folder(tmp_path) / "widths.json").write_text(json.dumps({"a": widths[cell.method]}), encoding="utf-8")
+
+    def cost(widths: dict[str, int]) -> Any:
+        if widths.get("a") == 16:
+            raise BadMeasurement("the reading is noisy")
+        return SimpleNamespace(
+            amounts={"energy": 1.0 + len(widths), "latency": 1.0}, relative_ci=0.01, label="measured"
+        )
+
+    for name, value in {"CostEvaluator": cost, "trace_channels": None, "with_batch_size": None}.items():
+        monkeypatch.setattr(evidence, name, lambda *_, value=value, **__: value)
+    arguments: Any = ([grid], task, 4, source, math.inf)
+    evidence.measure_results(*arguments)
+    assert [cell.method for _, cell, file in evidence.results_of([grid]) if file.exists()] == ["amc", "ecc"]
+    assert evidence.unmeasured([grid]) == 1
