@@ -93,7 +93,7 @@ def ablation_section() -> str:
 def _choice(cells: Sequence[dict[str, Any]]) -> str:
     """What follows for the default."""
     others = [name for name in SOLVERS if name != BASE and _has(cells, name)]
-    ahead = [n for n in others if _judged(cells, n).side == "ahead"]
+    ahead = [n for n in others if _evaluated(cells, n).side == "ahead"]
     if ahead:
         return f"Ahead of the default on held-out data: {'; '.join(ahead)}"
     return "The default stays `scheduled` with `taylor`, since nothing is ahead of it on held-out data"
@@ -113,11 +113,11 @@ def _line(
     if name == BASE:
         return [shown or name, *means, "-", "-", "-", "-"]
     held_out, test = (paired_interval(differences(cells, name, score)) for score in ("held_out", "test"))
-    return [shown or name, *means, str(held_out.pairs), str(held_out), str(test), verdict(_judged(cells, name))]
+    return [shown or name, *means, str(held_out.pairs), str(held_out), str(test), verdict(_evaluated(cells, name))]
 
 
-def _judged(cells: Sequence[dict[str, Any]], name: str) -> Interval:
-    """The interval of the held-out differences that a variant is judged by."""
+def _evaluated(cells: Sequence[dict[str, Any]], name: str) -> Interval:
+    """The interval of the held-out differences that the verdict is based on."""
     others = {cell["variant"] for cell in cells} - {BASE}
     return paired_interval(differences(cells, name, "held_out"), comparisons=len(others))
 
