@@ -287,12 +287,23 @@ def test_a_fitted_model_round_trips_and_is_readable(digits_model: EnergyModel, t
 # ---------------------------------------------------------------- recorded profiles
 
 
+def test_steps_of_files_without_a_rise_have_one_of_8_channels(digits_model: EnergyModel, tmp_path: Path) -> None:
+    file = tmp_path / "energy.json"
+    digits_model.save(file)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["fitted"]["steps"]
+    for step in found["fitted"]["steps"]:
+        del step["rise"]
+    file.write_text(json.dumps(found), encoding="utf-8")
+    assert {step.rise for step in EnergyModel.load(file).fitted.steps} == {8}
+
+
 def test_on_an_h200_twelve_channels_of_a_resnet_save_nothing() -> None:
     """A model without the terms of misaligned sizes has an error of 5.0 %, and 12 channels of conv1 as an outlier."""
     resnet = fit(Profile.load(EVIDENCE / "e4.profile.gz"), "physical")
     assert resnet.quality.outlier_widths == ()
     assert resnet.errors is not None
-    assert resnet.errors.mean < 0.03
+    assert resnet.errors.mean < 0.015
     twelve, sixteen = resnet.at({"conv1": 12}), resnet.at({"conv1": 16})
     assert twelve > 0.97 * sixteen > 1.1 * resnet.at({"conv1": 8})  # 12 channels save next to nothing
 
