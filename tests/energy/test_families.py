@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ecc.energy import families
-from ecc.energy.cost import ONE, RISE
+from ecc.energy.cost import ONE
 from ecc.energy.families import (
     FAMILIES,
     MAX_LEVELS,
+    MAX_RISE,
     MIN_RISE,
     FittedModel,
     Step,
@@ -132,7 +133,7 @@ def test_step_levels_are_few_and_count_down_from_the_full_size(full: int) -> Non
     distance = full - levels[-1] if levels else 1
     assert distance.bit_count() == 1  # a power of two
     assert all((full - level) % distance == 0 for level in levels)
-    assert rise == min(max(distance, MIN_RISE), RISE)
+    assert rise == min(max(distance, MIN_RISE), MAX_RISE)
 
 
 def test_steps_by_hand() -> None:

@@ -28,9 +28,6 @@ Array: TypeAlias = NDArray[np.float64]
 
 ONE = AffineSize(1)
 
-RISE = 8
-"""Most channels over which a step rises. GPU kernels prefer multiples of 8, and most GPU profiles consist of them."""
-
 
 class SwitchedTerms(NamedTuple):
     """Terms coefficient * left * right that are 0 if all widths of some groups are 0."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ecc.graph import AffineSize, Layer, StructureSpec
 from ecc.graph.structure import width_of
 
-from .cost import ONE, RISE, Array, size_at
+from .cost import ONE, Array, size_at
 from .regression import Samples, fit_coefficients, leave_one_out_errors
 
 AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
@@ -40,8 +40,8 @@ ALIGNMENTS = (8, 16, 32, 64)
 MAX_LEVELS = 16
 """Most steps of one size. Their distance is a power of two, as tile sizes are."""
 
-MIN_RISE = 2
-"""Fewest channels over which a step rises."""
+MIN_RISE, MAX_RISE = 2, 8
+"""Smallest and largest number of channels over which a step rises. GPU kernels prefer multiples of 8."""
 
 NonNegative: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 Amounts: TypeAlias = tuple[NonNegative, NonNegative, NonNegative, NonNegative]
@@ -81,7 +81,7 @@ class Step:
     """Positions of the layers that produce or consume these channels."""
     multiple: int = 0
     """If above 0, the step is 1 where the size is not a multiple of it, and `level` and `rise` are not used."""
-    rise: Annotated[int, msgspec.Meta(ge=1)] = RISE
+    rise: Annotated[int, msgspec.Meta(ge=1)] = MAX_RISE
     """Channels over which it rises."""
 
     def at(self, widths: Array) -> Array:
@@ -497,4 +497,4 @@ def step_levels(full: int) -> tuple[tuple[int, ...], int]:
     distance = 1
     while full / distance > MAX_LEVELS:
         distance *= 2
-    return tuple(range(full - distance, 0, -distance))[::-1], min(max(distance, MIN_RISE), RISE)
+    return tuple(range(full - distance, 0, -distance))[::-1], min(max(distance, MIN_RISE), MAX_RISE)
