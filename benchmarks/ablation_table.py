@@ -93,7 +93,7 @@ def ablation_section() -> str:
 def _choice(cells: Sequence[dict[str, Any]]) -> str:
     """What follows for the default."""
     others = [name for name in SOLVERS if name != BASE and _has(cells, name)]
-    ahead = [n for n in others if _evaluated(cells, n).side == "ahead"]
+    ahead = [n for n in others if _verdict_interval(cells, n).side == "ahead"]
     if ahead:
         return f"Ahead of the default on held-out data: {'; '.join(ahead)}"
     return "The default stays `scheduled` with `taylor`, since nothing is ahead of it on held-out data"
@@ -113,11 +113,18 @@ def _line(
     if name == BASE:
         return [shown or name, *means, "-", "-", "-", "-"]
     held_out, test = (paired_interval(differences(cells, name, score)) for score in ("held_out", "test"))
-    return [shown or name, *means, str(held_out.pairs), str(held_out), str(test), verdict(_evaluated(cells, name))]
+    return [
+        shown or name,
+        *means,
+        str(held_out.pairs),
+        str(held_out),
+        str(test),
+        verdict(_verdict_interval(cells, name)),
+    ]
 
 
-def _evaluated(cells: Sequence[dict[str, Any]], name: str) -> Interval:
-    """The interval of the held-out differences that the verdict is based on."""
+def _verdict_interval(cells: Sequence[dict[str, Any]], name: str) -> Interval:
+    """Interval of the held-out differences, corrected for the number of variants."""
     others = {cell["variant"] for cell in cells} - {BASE}
     return paired_interval(differences(cells, name, "held_out"), comparisons=len(others))
 

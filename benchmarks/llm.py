@@ -87,7 +87,7 @@ class AlignedContext(PruningContext):
         """The largest allowed widths that are not above the given ones."""
         return super().round_widths(
             [
-                max(MULTIPLE, int(width + 1e-9) // MULTIPLE * MULTIPLE) if WIDE <= group.width > width else width
+                width if group.width < WIDE or width >= group.width else max(MULTIPLE, width // MULTIPLE * MULTIPLE)
                 for group, width in zip(self.graph.groups, widths, strict=True)
             ]
         )
@@ -276,11 +276,8 @@ def keys_of(options: argparse.Namespace) -> list[Key]:
     for resource in ("decode", "prefill"):
         found += [(name, resource, main, 0) for name in methods]
         found += [("one_shot", resource, share, 0) for share in shares]
-        if resource == "decode":
-            found += [(name, resource, share, 0) for share in shares for name in methods]
-            found += [(name, resource, main, seed) for seed in seeds if seed for name in methods]
-    found += [(name, "prefill", share, 0) for share in shares for name in methods]
-    found += [(name, "prefill", main, seed) for seed in seeds if seed for name in methods]
+        found += [(name, resource, share, 0) for share in shares for name in methods]
+        found += [(name, resource, main, seed) for seed in seeds if seed for name in methods]
     names = ("method", "resource", "share", "seed")
     return [dict(zip(names, one, strict=True)) for one in dict.fromkeys(found)]
 

@@ -82,8 +82,7 @@ def section_of(found: dict[str, Any], source: str) -> str:
         f"tokens of WikiText-2 valid and healed\non {dense['heal_tokens']:,}, with the same batches, under the same measured "
         "budget. Healing trains on\ntext of the same kind as the test text, so healed models may be better than the dense model, "
         "which was not trained on it.\n*uniform* keeps the same share of every group, chosen by the norm of its weights. Widths of MLPs are "
-        "multiples of 8 for all\nmethods. Budgets are fractions of the dense energy that the same call measured, which differs by up to a tenth "
-        "between calls.\n"
+        "multiples of 8 for all\nmethods. Budgets are fractions of the dense energy that the same call measured, which differs between calls.\n"
         f"One seed, except where stated. {_open(found)}",
         _goals(found["cells"]),
     ]

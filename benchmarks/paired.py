@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from scipy.stats import t
 
-from ecc.measure.measurement import t_quantile
-
 
 @dataclass(frozen=True)
 class Interval:
@@ -38,11 +36,10 @@ def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Inter
 
     Args:
         differences: One for each pair.
-        comparisons: If there are several, all intervals together have this confidence (Bonferroni).
+        comparisons: Number of intervals that are computed; all of them together have this confidence (Bonferroni).
     """
     count, mean = len(differences), statistics.fmean(differences)
     if count < 2:
         return Interval(mean, math.inf, count)
     error = statistics.stdev(differences) / math.sqrt(count)
-    quantile = t_quantile(count - 1) if comparisons == 1 else float(t.ppf(1 - 0.025 / comparisons, count - 1))
-    return Interval(mean, quantile * error, count)
+    return Interval(mean, float(t.ppf(1 - 0.025 / comparisons, count - 1)) * error, count)

@@ -71,7 +71,7 @@ def _shown(found: list[Experiment], compared: dict[tuple[str, str], tuple[str, I
     floor = _floors()
     lines = [
         f"**Accuracy at equal budgets.** At equal numbers of training batches ECC is ahead of the best of "
-        f"{' to '.join(str(count) for count in (counts[0], counts[-1])[: len(counts)])} baselines in "
+        f"{counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} baselines in "
         f"{sides.count('ahead')} of {len(sides)} comparisons, behind in {sides.count('behind')}, and "
         f"{sides.count('undecided')} are undecided. It is ahead at budgets of {', '.join(tight)}.",
         f"**Budgets on the meter.** MobileNet v1 at half of its energy used {compressed['budget_share_reached']:.1%} of the "

@@ -11,7 +11,7 @@ here; `--width-multiples any,8` adds cells with widths in multiples of 8.
 
 Networks are measured in the order of the draw, so a call that ends early leaves a smaller random draw. Cells, deadline and
 record are those of `cells.py`. A profile that is not finished is kept beside the JSON and continued by the next call on the
-same GPU; on another one it starts anew. Finished profiles are in a folder with the name of the record, which
+same GPU; on another one it starts again. Finished profiles are in a folder with the name of the record, which
 `gpu_session.py` packs. Expected on an H200: 125 measurements of 0.6 to 0.9 s, and 5 to 10 s for everything else.
 """
 
@@ -53,7 +53,7 @@ LEAST_SAMPLES = 20
 SECONDS_PER_SAMPLE = 0.6
 """Expected before a cell of this call has ended."""
 OTHER_SECONDS = 10.0
-"""Expected for tracing, the first look at the counter and the fit."""
+"""Expected for tracing, probing the counter and the fit."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def measure_network(key: Key, plan: Plan, path: Path, kept: Path, deadline: Dead
         try:
             measure()
         except BadFile as error:  # begun on another GPU, or with other versions
-            print(f"{key['network']} starts anew: {error}", flush=True)
+            print(f"{key['network']} starts again: {error}", flush=True)
             path.unlink(missing_ok=True)
             measure()
     except BadMeasurement as error:
@@ -266,7 +266,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=550.0)
-    parser.add_argument("--networks", choices=LIBRARIES, default="torchvision", help="what is drawn from")
+    parser.add_argument(
+        "--networks", choices=LIBRARIES, default="torchvision", help="library that networks are drawn from"
+    )
     parser.add_argument("--count", type=int, default=10, help="networks that are drawn; more extend a record")
     parser.add_argument("--draw-seed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=100, help="samples that the model is fitted to")
