@@ -23,7 +23,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,6 +52,7 @@ from ecc.methods.one_shot import Round
 from ecc.methods.registry import find_method
 from ecc.settings import CompressSettings
 from ecc.task import TokenWorkload
+from ecc.training.cuda_graph import CudaGraphFunction
 from ecc.zoo.language import LogLikelihood, token_sequences
 
 BAND = (0.98, 1.0)
@@ -96,25 +97,54 @@ class AlignedContext(PruningContext):
 class HeldOut:
     """Mean log-likelihood of a held-out token, in half precision on a GPU.
 
+    Methods evaluate one network hundreds of times. It runs as a CUDA graph, which needs weights that are changed in place;
+    `check` compares it with the network itself.
+
     Args:
+        model: The only network that is evaluated.
         sequences: The text.
         batch: Sequences at once.
     """
 
-    def __init__(self, sequences: Tensor, batch: int) -> None:
-        self._batches = sequences.split(batch)
+    def __init__(self, model: nn.Module, sequences: Tensor, batch: int) -> None:
+        self._model, self._batches = model, sequences.split(batch)
         self._count = sequences[:, 1:].numel()
+        length = sequences.shape[
+            1
+        ]  # with a mask of its own the network does not read positions back, which no graph can
+        self._mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=sequences.device).tril()
+        self._run: Any = CudaGraphFunction(self._loss)
 
     @torch.no_grad()
+    def _loss(self, tokens: Tensor) -> tuple[Tensor]:
+        half = tokens.device.type == "cuda"
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
+            found = self._model(input_ids=tokens, attention_mask=self._mask, use_cache=False)
+            logits = found.logits[:, :-1].float()
+        return (F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"),)
+
+    def _score(self, run: Callable[[Tensor], tuple[Tensor]]) -> float:
+        return -float(torch.stack([run(tokens)[0] for tokens in self._batches]).sum()) / self._count
+
     def __call__(self, model: nn.Module) -> float:
         """The score; higher is better."""
-        losses = []
-        for tokens in self._batches:
-            half = tokens.device.type == "cuda"
-            with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False):
-                logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-            losses.append(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"))
-        return -float(torch.stack(losses).sum()) / self._count
+        assert model is self._model
+        return self._score(self._run)
+
+    def check(self) -> None:
+        """Compare the graph with the network.
+
+        Raises:
+            EccError: If they differ, for example because a method has replaced weights.
+        """
+        graph, plain = self._score(self._run), self._score(self._loss)
+        if abs(graph - plain) > 1e-3 * abs(plain):
+            raise EccError(f"the held-out loss is {-graph:.5f} as a CUDA graph and {-plain:.5f} without.")
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is a graph."""
+        return getattr(self._run, "_graph", None) is not None
 
 
 @dataclass
@@ -232,6 +262,7 @@ def run_cell(setup: Setup, key: Key) -> dict[str, Any]:
     last = controller.checks[-1]
     setup.errors.setdefault((name, resource), {})[share] = last.measured[resource] / last.predicted[resource]
     with timer("evaluating"):
+        setup.held_out.check()
         small = build_slim(model, setup.graph)
         reached = perplexity(small, setup.test, setup.device)
     found: dict[str, Any] = {
@@ -244,6 +275,7 @@ def run_cell(setup: Setup, key: Key) -> dict[str, Any]:
         "joules": last.measured[resource],
         "relative_ci": last.relative_ci,
         "batches": BATCHES,
+        "cuda_graph": setup.held_out.is_captured,
         "refit": refit if (refit := getattr(method, "refit", None)) is None else asdict(refit),
         "perplexity": reached,
         "parameters": sum(one.numel() for one in small.parameters()),
@@ -308,7 +340,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Setup:
         graph=graph,
         bench=Bench(model, graph, find_meter(options.meter), workloads),
         learn=valid[:-kept],
-        held_out=HeldOut(valid[-kept:][: options.held_out].to(device), options.batch),
+        held_out=HeldOut(work, valid[-kept:][: options.held_out].to(device), options.batch),
         test=LogLikelihood(test, options.evaluation_batch),
         device=device,
         folder=folder,
