@@ -36,7 +36,7 @@ from .registry import find_method
 
 PRUNE_SHARES = (2 / 3, 4 / 3)
 """Pruning steps of the mildest and of the last budget of the chain, as multiples of `prune_steps / (budgets + 1)`."""
-FINETUNE_SHARES = (0.1, 0.75)
+FINETUNE_SHARES = (0.2, 0.65)
 """Steps of the finetuning of the mildest and of the last budget of the chain, as fractions of `finetune_steps`."""
 
 StageFactory = Callable[[Task, Sequence[Budget], CompressSettings, Mapping[str, Any] | None], Compression]
