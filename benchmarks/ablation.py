@@ -42,6 +42,8 @@ from ecc.zoo.registry import find_task
 from ecc.zoo.resnet_cifar import CifarResNet
 
 EMA_DECAY = 0.98
+SMALL_IMAGES = 3000
+"""Training images of resnet8, without --limit."""
 
 
 def batches_of(task: Task, first_epoch: int) -> Iterator[Any]:
@@ -90,7 +92,7 @@ def build(options: Any, seed: int) -> Task:
         return packed_task(network, data, options.data, limit=options.limit)
     torch.manual_seed(seed)
     if network == "resnet8":
-        return small_resnet(options.data, options.limit or 3000)
+        return small_resnet(options.data, options.limit or SMALL_IMAGES)
     task = find_task(network)
     for layer in task.model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -252,6 +254,8 @@ def main() -> None:
             shown = ("variant", "budget", "seed", "held_out", "test", "cost", "seconds")
             print({key: cells[-1][key] for key in shown}, flush=True)
             steps = {name: getattr(options, name) for name in ("pretrain", "prune", "finetune", "width_multiple")}
+            if options.task == "resnet8":
+                steps["images"] = options.limit or SMALL_IMAGES
             write_record(
                 {
                     "what": "scores by task, variant, budget and seed, at equal numbers of batches",

@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PART_BYTES = 15 << 20
 GRACE = 25.0
 """Seconds after its own limit in which an experiment may save states, before it is stopped."""
-STATES = ("*.state", "*.safetensors", "*.energy.json", "*.profile")
-"""Files beside a record that the next call needs."""
+STATES = ("*.state", "*.safetensors", "*.energy.json", "*.profile", "*/*.profile.gz")
+"""Files beside a record that the next call needs, and profiles in the folder of a record."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         ("smollm2/packed.json", "wikitext2/valid.txt"), 150.0, what="E6: SmolLM2 at decode and prefill budgets",
     ),
     "runners": Experiment("runners.py", (), (), 60.0, what="runners: error of the energy model, --runner auto"),
+    "unseen_networks": Experiment(
+        "unseen_networks.py", (), (), 100.0, what="energy models of ten random classifiers of torchvision, 100 samples",
+    ),
     "encoder": Experiment(
         "encoder.py", ("--weights", "{inputs}/minilm", "--text", "{inputs}/wikitext2"),
         ("minilm/config.json", "wikitext2/valid.txt"), 100.0, what="MiniLM at energy budgets",
@@ -232,7 +235,7 @@ def pack(folder: Path) -> list[Path]:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for path in files:
-            archive.add(path, path.name)
+            archive.add(path, path.relative_to(folder).as_posix())
     data, parts = whole.getvalue(), []
     for number, start in enumerate(range(0, len(data), PART_BYTES)):
         parts.append(folder / f"state.tar.{number:02}")

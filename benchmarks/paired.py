@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scipy.stats import t
+
 from ecc.measure.measurement import t_quantile
 
 
@@ -31,10 +33,16 @@ class Interval:
         return f"{self.mean:+.2f} ({spread})"
 
 
-def paired_interval(differences: Sequence[float]) -> Interval:
-    """The 95 % interval of Student's t of the mean of paired differences."""
+def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Interval:
+    """The 95 % interval of Student's t of the mean of paired differences.
+
+    Args:
+        differences: One for each pair.
+        comparisons: If there are several, all intervals together have this confidence (Bonferroni).
+    """
     count, mean = len(differences), statistics.fmean(differences)
     if count < 2:
         return Interval(mean, math.inf, count)
     error = statistics.stdev(differences) / math.sqrt(count)
-    return Interval(mean, t_quantile(count - 1) * error, count)
+    quantile = t_quantile(count - 1) if comparisons == 1 else float(t.ppf(1 - 0.025 / comparisons, count - 1))
+    return Interval(mean, quantile * error, count)

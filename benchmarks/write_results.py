@@ -47,6 +47,7 @@ from runner_table import runner_section
 from scale_table import scale_section
 from summary_page import summary
 from trials_table import trials_section
+from unseen_table import unseen_section
 from vit_table import vit_section
 
 PAGE = ROOT / "RESULTS.md"
@@ -244,7 +245,7 @@ As in the paper, an MLP on top of the bilinear features does not help:
 
 {origin("energy_fit.json")}
 
-## Compression to a measured budget
+{unseen_section()}## Compression to a measured budget
 
 MobileNet v1 with its ImageNet weights on Imagenette (a lossy 128 px copy, so these are not ImageNet results),
 {compressed_how()}

@@ -12,6 +12,7 @@ import evidence
 import gpu_session
 import pytest
 import resnet56
+import unseen_networks
 
 from ecc.methods.registry import METHODS
 from ecc.zoo.recipe import read_recipe
@@ -79,6 +80,17 @@ def test_a_session_runs_in_order_within_its_time_and_goes_on_later(session: Any,
     assert [cell["step"] for cell in record["cells"]] == [1, 2]
 
 
+def test_profiles_in_the_folder_of_a_record_are_packed_with_their_folder(session: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    (folder / "nets").mkdir(parents=True)
+    (folder / "nets" / "a.profile.gz").write_bytes(b"profile")
+    (folder / "nets.json").write_text("{}", encoding="utf-8")
+    assert session.pack(folder)
+    assert not list(folder.rglob("*.gz"))
+    session.unpack(folder, tmp_path / "again")
+    assert (tmp_path / "again" / "nets" / "a.profile.gz").read_bytes() == b"profile"
+
+
 def test_cells_are_listed_and_checked(session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = {"commit": "a", "device": "b", "date": "c", "command": "d", "seconds": 1, "batches": 0}
     cells = [
@@ -102,6 +114,9 @@ def test_every_experiment_names_a_script_and_its_options() -> None:
             options = resnet56.parse(words[2:])
             assert options.mps
             assert resnet56.keys_of(options)
+        if one.script == "unseen_networks.py":
+            options = unseen_networks.parse(words[2:])
+            assert (options.networks, options.count, options.samples) == ("torchvision", 10, 100)
         if one.script == "evidence.py":
             options = evidence.parse(words[2:])
             recipe, longer = read_recipe(evidence.RECIPES / f"{options.name}.toml"), json.loads(options.settings)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ecc.budget import COUNTED_UNITS as UNITS
 from ecc.energy import Cost, CountedCost, NonzeroCost, counted_cost, nonzero_cost, parse_budget
-from ecc.energy.cost import RISE, BilinearForm, StepTerms
+from ecc.energy.cost import BilinearForm, StepTerms
 from ecc.energy.families import candidate_steps
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, trace_channels
@@ -138,22 +138,22 @@ def steps_of_digits() -> StepTerms:
     steps = candidate_steps(structure_of("digits"))
     heights = np.random.default_rng(0).random(len(steps))
     sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-    multiples = tuple(step.multiple for step in steps)
-    return StepTerms(tuple(heights.tolist()), sizes, levels, multiples, len(structure_of("digits").groups))
+    rises, multiples = tuple(step.rise for step in steps), tuple(step.multiple for step in steps)
+    return StepTerms(tuple(heights.tolist()), sizes, levels, rises, multiples, len(structure_of("digits").groups))
 
 
 @given(st.deferred(lambda: pairs_of(structure_of("digits"))))
 def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor]) -> None:
     """Except for those of sizes that are not a multiple."""
     made = steps_of_digits()
-    parts = list(zip(made.heights, made.sizes, made.levels, made.multiples, strict=True))
+    parts = list(zip(made.heights, made.sizes, made.levels, made.rises, made.multiples, strict=True))
     small, large = (made.terms(widths) for widths in pair)
-    for before, after, (height, size, level, multiple) in zip(small.tolist(), large.tolist(), parts, strict=True):
+    for before, after, (height, size, level, rise, multiple) in zip(small.tolist(), large.tolist(), parts, strict=True):
         channels = slow_size(size, pair[0].tolist())
         if multiple:
             assert before == (height if round(channels) % multiple else 0)
         else:
-            assert before == pytest.approx(height * min(1.0, max(0.0, (channels - level) / RISE)))
+            assert before == pytest.approx(height * min(1.0, max(0.0, (channels - level) / rise)))
             assert 0 <= before <= after + 1e-12
     assert any(made.multiples)
     assert float(made.value(pair[0])) == pytest.approx(float(small.sum()))
@@ -161,13 +161,13 @@ def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor])
 
 @given(st.deferred(lambda: widths_of(structure_of("digits"))), st.booleans())
 def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(widths: Tensor, at_kinks: bool) -> None:
-    widths = (widths / RISE).round() * RISE if at_kinks else widths
+    widths = widths.round() if at_kinks else widths
     made, step = steps_of_digits(), 1e-4
     made = replace(made, heights=tuple(h * (m == 0) for h, m in zip(made.heights, made.multiples, strict=True)))
     basis = torch.eye(len(widths)).double()
     towards_smaller = torch.stack([(made.value(widths) - made.value(widths - step * e)) / step for e in basis])
-    off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / RISE
-    just_above_a_kink = (((off - off.round()) * RISE > 0) & ((off - off.round()) * RISE < step)).any(1)
+    off = widths - widths.round()  # kinks are at whole numbers of channels
+    just_above_a_kink = (off > 0) & (off < step)
     close = torch.isclose(made.gradient(widths), towards_smaller, atol=1e-6)
     assert bool((close | just_above_a_kink).all())
 

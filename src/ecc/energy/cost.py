@@ -1,8 +1,8 @@
 """`Cost`, what a network costs at any widths, and the two closed forms that costs are made of.
 
-    BilinearForm   base + sum of coefficient * left * right       MACs, bytes, parameters, the paper's energy model
-    StepTerms      sum of height * clip((size - level) / 8, 0, 1)  energy that jumps where a library changes kernels
-                   sum of height * [size is not a multiple of m]   energy of sizes that no fast kernel fits
+    BilinearForm   base + sum of coefficient * left * right          MACs, bytes, parameters, the paper's energy model
+    StepTerms      sum of height * clip((size - level) / rise, 0, 1)  energy that jumps where a library changes kernels
+                   sum of height * [size is not a multiple of m]      energy of sizes that no fast kernel fits
 
 `left`, `right` and `size` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients and
 heights are at least 0 too, so all forms are nonnegative. Only the last one may grow when a channel is removed.
@@ -29,7 +29,7 @@ Array: TypeAlias = NDArray[np.float64]
 ONE = AffineSize(1)
 
 RISE = 8
-"""Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
+"""Most channels over which a step rises. GPU kernels prefer multiples of 8, and most GPU profiles consist of them."""
 
 
 class SwitchedTerms(NamedTuple):
@@ -276,7 +276,7 @@ class BilinearForm:
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Sum of height * clip((size - level) / RISE, 0, 1), and of height * [size is not a multiple], on one device.
+    """Sum of height * clip((size - level) / rise, 0, 1), and of height * [size is not a multiple], on one device.
 
     Between two steps the cost is flat: removing channels there saves nothing, as on the device.
     Step k has a multiple of 0 if it rises at its level.
@@ -285,6 +285,7 @@ class StepTerms:
     heights: tuple[float, ...]
     sizes: tuple[AffineSize, ...]
     levels: tuple[int, ...]
+    rises: tuple[int, ...]
     multiples: tuple[int, ...]
     num_groups: int
     device: torch.device | str = "cpu"
@@ -293,7 +294,7 @@ class StepTerms:
     def __post_init__(self) -> None:
         matrix, fixed = _matrix(self.sizes, self.num_groups)
         multiple = np.array(self.multiples, dtype=np.float64)
-        scale = np.where(multiple > 0, 1.0, 1 / RISE)
+        scale = np.where(multiple > 0, 1.0, 1 / np.array(self.rises, dtype=np.float64))
         start = np.where(multiple > 0, 0.0, np.array(self.levels, dtype=np.float64)) - fixed
         parts = (np.array(self.heights, dtype=np.float64), matrix.toarray() * scale[:, None], start * scale, multiple)
         object.__setattr__(self, "_parts", tuple(torch.from_numpy(part).to(self.device) for part in parts))

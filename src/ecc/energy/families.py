@@ -38,7 +38,10 @@ ALIGNMENTS = (8, 16, 32, 64)
 """Multiples that kernels are written for. On an H200, a network with 12 channels may cost more than one with 16."""
 
 MAX_LEVELS = 16
-"""Most steps of one size. Their distance is `RISE` times a power of two, as tile sizes are."""
+"""Most steps of one size. Their distance is a power of two, as tile sizes are."""
+
+MIN_RISE = 2
+"""Fewest channels over which a step rises."""
 
 NonNegative: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 Amounts: TypeAlias = tuple[NonNegative, NonNegative, NonNegative, NonNegative]
@@ -67,7 +70,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Step:
-    """A rise from 0 to 1 over `RISE` channels of a size, or 1 where a size is not a multiple."""
+    """A rise from 0 to 1 over a few channels of a size, or 1 where a size is not a multiple."""
 
     name: str
     """The groups that make up the size."""
@@ -77,14 +80,16 @@ class Step:
     layers: tuple[int, ...]
     """Positions of the layers that produce or consume these channels."""
     multiple: int = 0
-    """If above 0, the step is 1 where the size is not a multiple of it, and `level` is not used."""
+    """If above 0, the step is 1 where the size is not a multiple of it, and `level` and `rise` are not used."""
+    rise: Annotated[int, msgspec.Meta(ge=1)] = RISE
+    """Channels over which it rises."""
 
     def at(self, widths: Array) -> Array:
         """Its height, from 0 to 1, at each row of widths."""
         sizes = size_at(self.size, widths)
         if self.multiple:
             return np.asarray(np.round(sizes) % self.multiple != 0, dtype=np.float64)
-        return np.clip((sizes - self.level) / RISE, 0.0, 1.0)
+        return np.clip((sizes - self.level) / self.rise, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -477,14 +482,19 @@ def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
     for size, layers in sizes.items():
         full = round(size.at(structure.full_widths))
         name = " + ".join(structure.groups[group] for group, _ in size.multiples)
-        found += [Step(name, size, level, tuple(layers)) for level in step_levels(full)]
+        levels, rise = step_levels(full)
+        found += [Step(name, size, level, tuple(layers), rise=rise) for level in levels]
         found += [Step(name, size, 0, tuple(layers), multiple) for multiple in ALIGNMENTS if multiple <= full]
     return tuple(found)
 
 
-def step_levels(full: int) -> tuple[int, ...]:
-    """Levels of the steps of a size, counted down from its full value."""
-    distance = RISE
+def step_levels(full: int) -> tuple[tuple[int, ...], int]:
+    """Levels of the steps of a size, counted down from its full value, and the channels over which each step rises.
+
+    Most steps rise over as many channels as they are apart. So a narrow layer, such as one with 16 channels or a few
+    heads, may have a cost of its own at each width.
+    """
+    distance = 1
     while full / distance > MAX_LEVELS:
         distance *= 2
-    return tuple(range(full - distance, 0, -distance))[::-1]
+    return tuple(range(full - distance, 0, -distance))[::-1], min(max(distance, MIN_RISE), RISE)

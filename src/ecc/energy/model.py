@@ -36,7 +36,7 @@ from .regression import RESOURCES, Samples, check_sample_count, samples_from_pro
 
 FORMAT = "ecc energy model, version 2"
 FORMULA = (
-    "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+    "base + sum of coefficient * left * right + sum of height * clip((size - level) / rise, 0, 1); "
     "a step with a multiple is 1 where the size is not a multiple of it, else 0; "
     "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
@@ -222,8 +222,8 @@ class EnergyModel:
     def _steps(self) -> StepTerms:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        multiples = tuple(step.multiple for step in steps)
-        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device)
+        rises, multiples = tuple(step.rise for step in steps), tuple(step.multiple for step in steps)
+        return StepTerms(self.fitted.heights, sizes, levels, rises, multiples, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
