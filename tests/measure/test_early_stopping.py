@@ -52,8 +52,8 @@ def test_the_error_of_the_quick_fit_is_the_noise_of_the_samples(graph: ChannelGr
     assert quick_error(small_graph(), equal) == pytest.approx(0.0, abs=1e-9)
 
 
-LOW = (70, "the error of the fit is 1.80%, below 2.00%, with 70 samples")
-FLAT = (90, "the error of the fit no longer improves: 6.00% with 40 samples, 5.71% with 90")
+LOW = (70, "the error of a quick fit is 1.80%, below 2.00%, with 70 samples")
+FLAT = (90, "the error of a quick fit no longer improves: 6.00% with 40 samples, 5.71% with 90")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ FLAT = (90, "the error of the fit no longer improves: 6.00% with 40 samples, 5.7
     [
         ([0.01, 0.01, 0.01, 0.01, 0.03, 0.019, 0.018, 0.01], 80, LOW),  # below the target twice
         ([0.001] * 8, MIN_SAMPLES, None),
-        ([0.001] * 8, 80, (50, "the error of the fit is 0.10%, below 2.00%, with 50 samples")),
+        ([0.001] * 8, 80, (50, "the error of a quick fit is 0.10%, below 2.00%, with 50 samples")),
         ([0.2, 0.15, 0.1, 0.060, 0.059, 0.061, 0.058, 0.060, 0.0571, 0.06], 100, FLAT),
         ([0.2 * 0.93**i for i in range(12)], 120, None),  # still falling
         ([None] * 12, 120, None),

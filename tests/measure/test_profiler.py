@@ -156,7 +156,7 @@ def test_a_profile_stops_early_and_stays_stopped(path: Path) -> None:
     made = computed(path, source, samples=150, target_error=0.02, progress=lambda step: messages.append(step.message))
     assert len(made.design_samples) == 50
     assert order_of(made).endswith("R")
-    assert any(message.startswith("stopped early: the error of the fit is") for message in messages)
+    assert any(message.startswith("stopped early: the error of a quick fit is") for message in messages)
     before, calls = path.read_bytes(), source.calls
     computed(path, source, samples=150, target_error=0.02)
     assert (path.read_bytes(), source.calls) == (before, calls)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 
 from ecc.graph import live_channels, mask_branches_, mask_channels_, removed_branches, trace_channels
 from ecc.methods.base import PruningContext
-from ecc.methods.one_shot import OneShot, OneShotSettings, _less
+from ecc.methods.one_shot import _SLACK, Move, OneShot, OneShotSettings, Round, _less
 from ecc.methods.reconstruction import linear_consumers, reconstruct_, record_outputs
 from ecc.task import Task
 from methods.jobs import one_shot_context
@@ -143,6 +146,21 @@ def test_it_meets_its_target_and_follows_a_changed_one(net: Blocks) -> None:
     assert method.path[: len(path)] == path
     assert context.constraint_violation(context.widths()) <= 0
     assert sum(context.widths()) > sum(first)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_small_moves_end_just_below_the_target(seed: int) -> None:
+    # What a move saves is rounded to the unit above, and the errors of forty moves add up to more than the slack.
+    draw = random.Random(seed)
+    saved = {f"group{number}": draw.uniform(0.0016, 0.0020) for number in range(60)}
+    moves = [Move({name: 0}, draw.uniform(0.1, 3.0), 0.0) for name in saved]
+    start, reached = dict.fromkeys(saved, 1), dict.fromkeys(saved, 0)
+    method: Any = OneShot()
+    method.context, method._branches = SimpleNamespace(graph=SimpleNamespace(full_widths=start)), {}
+    target = 1 - 0.6 * sum(saved.values())
+    method._violation = lambda widths: (1 - sum(saved[name] for name in saved if not widths[name])) / target - 1
+    found = method._end(Round(start, tuple(moves), reached))
+    assert -_SLACK <= method._violation(found) <= 0
 
 
 def test_a_branch_that_does_nothing_is_removed_first(net: Blocks) -> None:

@@ -138,7 +138,7 @@ def diagnose_target(target: str, spec: str = "auto") -> DoctorReport:
     from .remote.target import Target
 
     if spec.startswith(ANALYTIC):
-        raise EccError(f"{spec} reads nothing on a board. Leave {option_hint('target')} out.")
+        raise EccError(f"{spec} is computed from a formula and needs no board. Leave {option_hint('target')} out.")
     board = Board(Target.parse(target), "")
     try:
         found = board.call_again("doctor", meter=spec, limit_seconds=120.0)

@@ -113,15 +113,14 @@ class EarlyStop:
             return None
         latest = [self._error_at(count, profile) for count in counts[-_CHECKS_BELOW_TARGET:]]
         if len(latest) == _CHECKS_BELOW_TARGET and all(e is not None and e < self._target_error for e in latest):
-            return (
-                f"the error of the fit is {self.error:.2%}, below {self._target_error:.2%}, with {counts[-1]} samples"
-            )
+            found = f"{self.error:.2%}, below {self._target_error:.2%}"
+            return f"the error of a quick fit is {found}, with {counts[-1]} samples"
         if len(counts) <= _PATIENCE:
             return None
         before, *since = (self._error_at(count, profile) for count in counts[-_PATIENCE - 1 :])
         if before is not None and all(e is not None and e > (1 - _IMPROVEMENT) * before for e in since):
             return (
-                f"the error of the fit no longer improves: {before:.2%} with {counts[-_PATIENCE - 1]} samples, "
+                f"the error of a quick fit no longer improves: {before:.2%} with {counts[-_PATIENCE - 1]} samples, "
                 f"{self.error:.2%} with {counts[-1]}"
             )
         return None

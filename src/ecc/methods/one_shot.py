@@ -16,7 +16,7 @@ network is the dense one with these channels masked, refit once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -195,15 +195,32 @@ class OneShot(OneShotMethod):
     def _end(self, last: Round) -> dict[str, int]:
         """Widths just below the targets, from moves of the last round with the smallest total increase of the loss.
 
+        What moves save is rounded to a unit, and the errors of many moves add up, so a smaller unit is tried if no end
+        is close to the targets. If there is none, the closest of all ends is taken.
+        """
+        best = last.reached
+        options = self._options(last)
+        for unit in (_SLACK / 4, _SLACK / 16, _SLACK / 64):
+            for widths in self._ends(last, options, unit):
+                violation = self._violation(widths)
+                if -_SLACK <= violation <= 0:
+                    return widths
+                if self._violation(best) < violation <= 0:
+                    best = widths
+        return best
+
+    def _ends(
+        self, last: Round, options: list[list[tuple[dict[str, int], float]]], unit: float
+    ) -> Iterator[dict[str, int]]:
+        """Widths that save what is needed, or a little more, those with the smallest increase of the loss first.
+
         A knapsack problem: at most one move, or a part of it, for each branch. The increases and what moves save are
-        added up as if they were independent, so the ends are checked, the best first.
+        added up as if they were independent.
         """
         need = self._violation(last.start)
-        unit = _SLACK / 4
         size = math.ceil((need + _SLACK) / unit)
         least, chosen = np.full(size + 1, np.inf), []  # the least increase for each amount that is saved, in units
         least[0] = 0
-        options = self._options(last)
         for parts in options:
             before, best = least.copy(), np.full(size + 1, -1)
             for number, (widths, increase) in enumerate(parts):
@@ -218,15 +235,13 @@ class OneShot(OneShotMethod):
         for amount in sorted(range(math.floor(need / unit), size + 1), key=least.__getitem__):
             if not math.isfinite(least[amount]):
                 break
-            widths, left = dict(last.start), amount
+            found, left = dict(last.start), amount
             for parts, best in zip(reversed(options), reversed(chosen), strict=True):
                 if best[left] >= 0:
                     number, saved = divmod(int(best[left]), size + 1)
-                    widths.update(parts[number][0])
+                    found.update(parts[number][0])
                     left -= saved
-            if -_SLACK <= self._violation(widths) <= 0:
-                return widths
-        return last.reached
+            yield found
 
     def _options(self, last: Round) -> list[list[tuple[dict[str, int], float]]]:
         """Widths and the increase of the loss of each move and of parts of it, in one list for each branch."""

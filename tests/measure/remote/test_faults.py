@@ -390,7 +390,7 @@ def test_failures_on_the_board_are_reported(
         open_target(local_board(), "wall", settings=replace(QUICK, precision="bf16"))
     with pytest.raises(EccError, match="channels_last has no effect"):
         open_target(local_board(), "wall", settings=replace(QUICK, channels_last=True))
-    with pytest.raises(EccError, match=r"platform:h100 reads nothing on a board"):
+    with pytest.raises(EccError, match=r"platform:h100 is computed from a formula and needs no board"):
         diagnose_target("ssh://board", "platform:h100")
     with pytest.raises(EccError, match="runner 'auto' needs a meter; platform:jetson-tx2 runs nothing"):
         open_target(local_board(), "platform:jetson-tx2", settings=replace(QUICK, runner="auto"))
