@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-from llm_table import FIGURE as LLM_FIGURE
+from llm_table import FIGURES as LLM_FIGURES
 from llm_table import FILE as LLM_FILE
 from plotting import GREY, save_figure, scale_of
 from resnet56_table import FRONT_FIGURE, front_cells
@@ -88,8 +88,8 @@ def resnet56_figure(folder: Path) -> Path | None:
     )
 
 
-def llm_figure(folder: Path) -> Path | None:
-    """Perplexity against measured decode energy, without training and healed."""
+def llm_figure(folder: Path, resource: str) -> Path | None:
+    """Perplexity against measured decode or prefill energy, without training and healed."""
     if not (RESULTS / LLM_FILE).exists():
         return None
     record = load(LLM_FILE)
@@ -99,26 +99,28 @@ def llm_figure(folder: Path) -> Path | None:
         key: [
             {"method": LLM_NAMES[one["method"]], "share": 100 * one["of_dense"], "score": one[key]}
             for one in record["cells"]
-            if one["resource"] == "decode" and one["seed"] == 0 and one.get(key, MOST) < MOST
+            if one["resource"] == resource and one["seed"] == 0 and one.get(key, MOST) < MOST
         ]
         for key in titles
     }
     methods = {row["method"] for rows in shown.values() for row in rows}
+    words = {"decode": "joules per decoded token", "prefill": "joules per token of a prompt"}[resource]
     for key, title in titles.items():
-        x = x_axis("share", "joules per decoded token, % of dense (measured)", scale=alt.Scale(zero=False))
+        x = x_axis("share", f"{words}, % of dense (measured)", scale=alt.Scale(zero=False))
         y = y_axis("score", "perplexity, WikiText-2 test", scale=alt.Scale(type="log", nice=False))
         panels.append(panel(shown[key], x, y, dense, title, methods))
     chart = alt.hconcat(*panels).resolve_scale(y="independent")
     return save_figure(
         chart,
-        folder / LLM_FIGURE,
+        folder / LLM_FIGURES[resource],
         f"SmolLM2-135M, {record['device']}; above {MOST:,.0f}: in the table",
     )
 
 
 def main() -> None:
     folder = RESULTS / "figures"
-    print(*(path for path in (resnet56_figure(folder), llm_figure(folder)) if path is not None), sep="\n")
+    made = [resnet56_figure(folder), *(llm_figure(folder, resource) for resource in LLM_FIGURES)]
+    print(*(path for path in made if path is not None), sep="\n")
 
 
 if __name__ == "__main__":
