@@ -189,8 +189,8 @@ def test_numbers_of_the_readme_are_those_of_the_records() -> None:
         mine = [one for one in language["cells"] if one["resource"] == resource and one["share"] == 0.5]
         half = {one["method"]: one["perplexity"] for one in mine}
         ours, best = half.pop("one_shot"), min(half, key=lambda name: half[name])
-        other = f"the best baseline, {best.upper()}, {half[best]:.1f}"
-        halves.append(f"at 50 % of the {resource} energy ECC has {ours:.1f} and {other}")
+        peer_text = f"the best baseline, {best.upper()}, {half[best]:.1f}"
+        halves.append(f"at 50 % of the {resource} energy ECC has {ours:.1f} and {peer_text}")
     assert all(0.98 <= one["of_budget"] <= 1 for one in language["cells"] if one["method"] == "one_shot")
     dense, slim = (100 * run["summary"]["scores"][name] for name in ("dense", "finetuned"))
     for phrase in (
