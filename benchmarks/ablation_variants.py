@@ -63,10 +63,9 @@ class RegrowingSolver(EccSolver):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        importance._BROADCAST.clear()  # masks of full shape
         super().__init__(*args, **options)
         self._initial = self._solver.alive
-        importance._SMALL["cpu"] = 2**22  # masks of full shape
-        self._slices._masks.allocate()
         self._tensors = self._slices._masks._small
         self._kept = [tensor.detach().clone() for tensor in self._tensors]
 
@@ -78,7 +77,7 @@ class RegrowingSolver(EccSolver):
         if self._steps > self._schedule.ramp_end:
             self._parts.apply_mask_()
             return
-        masks = self._slices._masks._full
+        masks = self._slices._masks._factors
         for tensor, kept, mask in zip(self._tensors, self._kept, masks, strict=True):
             kept.copy_(torch.where(mask.bool(), tensor, kept) if self._is_masked else tensor)
             tensor.copy_(kept)

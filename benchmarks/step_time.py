@@ -3,9 +3,13 @@
     PYTHONPATH=src python3 benchmarks/step_time.py --out results/step_time.json
 
 For each network: forward, backward and step with (a) torch's fused Adam, (b) `EccSolver` around the same Adam, in the
-ramp of a solve of 20,000 steps, updates included, (c) a literal implementation: after Adam, each layer by itself gets
+ramp of a solve of 20,000 steps, updates included (plans, one in 360 steps, are timed apart), (c) a literal implementation: after Adam, each layer by itself gets
 its channel norms, sorts them on the host and zeroes channels, every step. Blocks of steps of all three alternate; the
-median of the ratios of neighbouring blocks is reported.
+median of the ratios of neighbouring blocks is reported. What the solver does beside Adam's step is also timed part by
+part: masks (every step), a sample of the importance, an update, and a plan of the final widths.
+
+The first steps are not timed. On a GPU these are all in which CUDA graphs are captured, once in a solve: a capture waits
+for the device and empties the cache of its memory.
 
 On a GPU, seconds are those of the clock on the wall. On a CPU one thread computes, and seconds are those that the
 process spent computing: what others do on the machine meanwhile does not count, other than by the caches they share.
@@ -29,9 +33,12 @@ from torch import Tensor, nn
 from ecc.energy import counted_cost
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.methods import EccSolver
+from ecc.methods.ecc.importance import taylor_interval
 from ecc.zoo import ERFNet, MobileNetV1
 
 SOLVE_STEPS = 20_000
+STEPS_WITH_CAPTURES = 100
+"""The last capture is that of the third update, at step 90."""
 
 
 class MlpStack(nn.Module):
@@ -100,28 +107,62 @@ class PerLayerSolver:
 
 def loop(model: nn.Module, inputs: Tensor, optimizer: Any, precision: str | None) -> Callable[[int], float]:
     """A function that takes some training steps and returns the seconds of one."""
-    cuda = inputs.is_cuda
     with torch.no_grad():
         shape = model(inputs).shape
     targets = torch.randint(shape[1], (shape[0], *shape[2:]), device=inputs.device)
 
-    now = time.perf_counter if cuda else time.process_time
-
     def run(steps: int) -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        started = now()
+        started = _now(inputs)
         for _ in range(steps):
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
                 loss = F.cross_entropy(model(inputs), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        if cuda:
-            torch.cuda.synchronize()
-        return (now() - started) / steps
+        return (_now(inputs) - started) / steps
 
     return run
+
+
+def parts(model: nn.Module, solver: EccSolver) -> dict[str, dict[str, float]]:
+    """Milliseconds of each part of a step, and the steps from one to the next. The solver is of no use afterwards."""
+    schedule = solver._schedule
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    taylor, exits = solver._taylor, solver._exits
+    assert taylor is not None
+
+    def sample() -> None:
+        products = solver._parts.products()
+        taylor.add(products if exits is None else torch.cat([products, exits.products()]))
+
+    def update() -> None:
+        solver._solver.update(taylor.values, schedule, 2 * schedule.every, 1e-5)
+        solver._set_masks(masked=True)
+
+    calls: dict[str, tuple[Callable[[], object], int]] = {
+        "mask": (solver._parts.apply_mask_, 1),
+        "sample": (sample, taylor_interval(schedule.steps)),
+        "update": (update, schedule.every),
+        "plan": (lambda: solver.propose(solver.limits), schedule.every * schedule._updates_of_a_plan),
+    }
+    found = {}
+    for name, (call, every) in calls.items():
+        number = 3 if name == "plan" else 20
+        call()
+        started = _now(next(model.parameters()))
+        for _ in range(number):
+            call()
+        taken = _now(next(model.parameters())) - started
+        found[name] = {"milliseconds": 1e3 * taken / number, "every": float(every)}
+    return found
+
+
+def _now(tensor: Tensor) -> float:
+    if not tensor.is_cuda:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def compared(
@@ -136,14 +177,15 @@ def compared(
         adam = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
         optimizer: Any = adam
         if way == "ecc":
-            optimizer = EccSolver(
+            optimizer = solver = EccSolver(
                 model, graph, counted_cost(graph, "macs"), "60%", SOLVE_STEPS, optimizer=adam, warm_up=0.0
             )
+            pruned = model
         elif way == "admm":
             optimizer = PerLayerSolver(model, graph, adam)
         runs[way] = loop(model, inputs, optimizer, "bf16" if device == "cuda" else None)
     for run in runs.values():
-        run(max(3, steps // 3))
+        run(STEPS_WITH_CAPTURES if device == "cuda" else max(3, steps // 3))
     times: dict[str, list[float]] = {way: [] for way in runs}
     for _ in range(blocks):
         for way, run in runs.items():
@@ -157,6 +199,7 @@ def compared(
         "parameters": float(graph.parameters()),
         "milliseconds": {way: 1e3 * statistics.median(found) for way, found in times.items()},
         "ratio_to_adam": ratio,
+        "parts": parts(pruned, solver),
         "blocks": blocks,
         "steps_of_a_block": steps,
     }
@@ -183,6 +226,7 @@ def main() -> None:
             ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
             print(
                 f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  admm {ratio['admm']:.3f}x",
+                *(f"{part} {one['milliseconds']:.3f} ms/{one['every']:g}" for part, one in rows[name]["parts"].items()),
                 flush=True,
             )
     record = {

@@ -10,11 +10,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ecc.energy.cost import BilinearForm, CostForm
 from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, trace_channels
 from ecc.zoo.digits import DigitsNet
 from graph.layers import conv, named
+
+
+class Kernels(TorchDispatchMode):
+    """Names of the operations that compute something, in order: on a GPU each is at least one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in {"_unsafe_view", "_record_function_enter_new", "_record_function_exit"}:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)

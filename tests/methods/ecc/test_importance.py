@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from step_time import MlpStack
 from torch import Tensor, nn
 
-from ecc.graph import ChannelGraph, live_masks
+from ecc.graph import ChannelGraph, live_masks, trace_channels
 from ecc.graph.model_copy import named_tensors
 from ecc.methods.ecc import importance as module
 from ecc.methods.ecc.importance import (
     TAYLOR_DECAY,
+    BranchExits,
     ConsumerSlices,
     SliceMasks,
     TaylorImportance,
     adam_preconditioners,
     taylor_interval,
 )
-from methods.nets import NETS, traced, train
+from methods.nets import NETS, Kernels, traced, train
 
 CPU = torch.device("cpu")
 
@@ -104,7 +106,9 @@ def test_slices_without_a_gradient_count_by_their_norm() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_cuda_graphs_give_the_same_sums_and_masks() -> None:
+@pytest.mark.parametrize("small", [module._SMALL, 100])
+def test_on_a_gpu_cuda_graphs_give_the_same_sums_and_masks(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SMALL", small)
     net, _, graph = traced("digits")
     other = copy.deepcopy(net).cuda()
     cpu, gpu = ConsumerSlices(net, graph, CPU), ConsumerSlices(other, graph, next(other.parameters()).device)
@@ -233,9 +237,10 @@ def test_taylor_is_the_squared_first_order_change_of_the_loss() -> None:
 # ---------------------------------------------------------------- masks
 
 
-@pytest.mark.parametrize("small", [0, 100, 2**20])
-def test_masks_zero_single_slices(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._SMALL, "cpu", small)
+@pytest.mark.parametrize(("broadcast", "small"), [({"cpu"}, 0), (set(), 0), (set(), 30), (set(), 2**20)])
+def test_masks_zero_single_slices(broadcast: set[str], small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BROADCAST", broadcast)
+    monkeypatch.setattr(module, "_SMALL", small)
     draw = torch.Generator().manual_seed(0)
     conv, linear, bias = (torch.randn(shape, generator=draw) for shape in ((6, 4, 3, 3), (5, 7), (9,)))
     double = torch.randn((4, 3), generator=draw, dtype=torch.float64).requires_grad_()
@@ -255,8 +260,10 @@ def test_masks_zero_single_slices(small: int, monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(tensor, expected[id(tensor)]) for tensor in tensors)
 
 
-def test_masks_follow_tensors_to_another_memory_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._SMALL, "cpu", 2**20)
+@pytest.mark.parametrize("small", [0, 2**20])
+def test_masks_follow_tensors_to_another_memory_format(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BROADCAST", set())
+    monkeypatch.setattr(module, "_SMALL", small)
     conv = nn.Conv2d(4, 6, 3)
     masks = SliceMasks([conv.weight], [1], CPU)
     assert masks.allocate()
@@ -265,6 +272,54 @@ def test_masks_follow_tensors_to_another_memory_format(monkeypatch: pytest.Monke
     assert not masks.allocate()
     masks.write(torch.tensor([0, 1, 1, 1]))
     masks.apply_()
-    assert masks._full[0].stride() == conv.weight.stride()
+    assert [*masks._factors, *masks._dead][0].stride() == conv.weight.stride()
     assert not conv.weight[:, 0].any()
     assert conv.weight[:, 1:].all()
+
+
+# ---------------------------------------------------------------- number of operations
+
+DEPTH = 16
+
+
+def test_a_stack_of_linear_layers_needs_few_operations_on_a_gpu() -> None:
+    """On the device "meta", which takes the same paths as a GPU and computes nothing."""
+    meta = torch.device("meta")
+    net = MlpStack(16, 32, DEPTH)
+    graph = trace_channels(net, torch.randn(1, 16), verify=False)
+    net = net.to(meta)
+    for parameter in net.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    slices, exits = ConsumerSlices(net, graph, meta), BranchExits(net, graph.branches, meta)
+    slices.set_mask(torch.ones(graph.num_channel_ids - 1, dtype=torch.bool, device=meta))
+    assert (len(slices.tensors), len(exits.tensors)) == (DEPTH, 2 * DEPTH)
+    for call, most in ((slices.apply_mask_, 1), (slices.products, 24), (exits.products, 2 * DEPTH + 4)):
+        with Kernels() as kernels:
+            call()
+        assert 0 < len(kernels.seen) <= most, kernels.seen
+
+
+def test_large_tensors_are_masked_by_one_operation_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SMALL", 100)
+    tensors = [torch.empty(shape, device="meta") for shape in ((20, 30), (30, 20), (5, 6), (6, 5))]
+    masks = SliceMasks([*tensors, tensors[0]], [1, 1, 1, 1, 0], torch.device("meta"))
+    masks.allocate()
+    with Kernels() as kernels:
+        masks.apply_()
+    assert sorted(kernels.seen) == ["_foreach_mul_", "masked_fill_", "masked_fill_"]
+
+
+def test_the_products_of_branches_are_sums_over_their_exits() -> None:
+    net = MlpStack(8, 12, 3)
+    example = torch.randn(5, 8)
+    graph = trace_channels(net, example[:1], verify=False)
+    net(example).square().mean().backward()
+    frozen = net.blocks[1][3].bias  # type: ignore[index]
+    frozen.grad = None
+    exits = BranchExits(net, graph.branches, CPU)
+    products = {
+        name: tensor.detach() * tensor.grad for name, tensor in named_tensors(net).items() if tensor is not frozen
+    }
+    expected = [sum(products[name].sum() for name in branch.exits if name in products) for branch in graph.branches]
+    assert len(expected) == 3
+    torch.testing.assert_close(exits.products(), torch.stack(expected), rtol=1e-4, atol=1e-7)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from step_time import MlpStack
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -25,7 +26,7 @@ from ecc.graph import ChannelGraph, live_channels, slim, trace_channels
 from ecc.measure.meters.platform import Platform
 from ecc.methods import EccSolver, PaperSettings, WeightSolver
 from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer
-from methods.nets import NETS, assert_resumes_exactly, bytes_cost, macs_cost, traced, train
+from methods.nets import NETS, Kernels, assert_resumes_exactly, bytes_cost, macs_cost, traced, train
 
 STEPS = 20
 LR = 1e-2
@@ -526,6 +527,31 @@ def test_adam_synchronises_no_more_often_than_alone() -> None:
                 optimizer.step()
         counts.append(len(syncs.seen))
     assert counts[0] == counts[1] > 0
+
+
+def test_a_step_of_a_long_run_needs_few_operations() -> None:
+    """Beside Adam's own, one for each masked tensor, and few for samples and updates, which are rare."""
+    depth, long, counts = 8, 20_000, []
+    for wrapped in (False, True):
+        net, example = MlpStack(16, 32, depth), torch.randn(4, 16)
+        graph = trace_channels(net, example[:1], verify=False)
+        optimizer: Any = Adam(net.parameters(), lr=LR, foreach=False, fused=True)
+        if wrapped:
+            optimizer = channels(net, graph, steps=long, optimizer=optimizer, warm_up=0.0, budget="60%")
+        found = []
+        for _ in range(90):
+            net(example).square().mean().backward()
+            with Kernels() as kernels:
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(len(kernels.seen))
+        counts.append(found)
+    extra = [ecc - adam for adam, ecc in zip(*counts, strict=True)]
+    assert extra[1] == 0  # nothing is masked before the first update
+    assert extra[31] == depth
+    assert max(extra[40], extra[60], extra[80]) <= depth + 60  # samples
+    assert extra[59] <= depth + 180  # an update without a plan
+    assert sum(extra[30:]) / 60 <= depth + 10
 
 
 @pytest.mark.gpu

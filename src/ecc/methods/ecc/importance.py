@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice
@@ -268,14 +269,16 @@ class BranchExits:
         self.tensors = [tensor for exits in self._exits for tensor in exits]
         self.count = len(branches)
         self._device = device
+        # (branches, most exits): positions in `tensors`, and one past the last for none.
+        places = list(torch.arange(len(self.tensors), device="cpu").split([len(exits) for exits in self._exits]))
+        self._places = pad_sequence(places, batch_first=True, padding_value=len(self.tensors)).to(device)
         self._zeroed: list[Tensor] = []
 
     @torch.no_grad()
     def products(self) -> Tensor:
         """Sum of w g of each branch, float32."""
         return self._sum(
-            torch.zeros(()) if tensor.grad is None else (tensor.detach().float() * tensor.grad.float()).sum()
-            for tensor in self.tensors
+            torch.zeros(()) if tensor.grad is None else _dot(tensor.detach(), tensor.grad) for tensor in self.tensors
         )
 
     @torch.no_grad()
@@ -284,9 +287,8 @@ class BranchExits:
         return self._sum(squared_norm(*pair).sum() for pair in zip(self.tensors, preconditioners, strict=True))
 
     def _sum(self, values: Iterable[Tensor]) -> Tensor:
-        found = iter([value.to(self._device) for value in values])
-        sums = [torch.stack([next(found) for _ in exits]).sum() for exits in self._exits]
-        return torch.stack(sums) if sums else torch.zeros(0, device=self._device)
+        found = [value.to(self._device) for value in values]
+        return torch.stack([*found, torch.zeros((), device=self._device)])[self._places].sum(1)
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Set which branches `apply_mask_` zeroes."""
@@ -389,6 +391,11 @@ def _sum_indices(
     return [torch.cat([index for _, index in same]).to(device) for same in by_count.values()], order.to(device)
 
 
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """Sum of the products of two tensors, float32, in one pass over the memory and without a product tensor."""
+    return torch.dot(one.float().flatten(), other.float().flatten())
+
+
 def _column_sums(values: Tensor, axis: int) -> Tensor:
     """Sums over all axes but one."""
     others = [k for k in range(values.dim()) if k != axis]
@@ -407,18 +414,18 @@ def _column_products(tensor: Tensor, axis: int) -> Tensor:
 
 # ---------------------------------------------------------------- masks
 
-_SMALL = {"cpu": 0}
-"""Elements of a tensor up to which its mask has the full shape, by type of the device."""
-_SMALL_ELSEWHERE = 2**22
-"""On a GPU a kernel launch for such a tensor costs more than reading a mask of full size."""
+_BROADCAST = {"cpu"}
+"""Types of devices on which all masks are broadcast, which takes little memory. A CPU vectorizes that for matrices."""
+_SMALL = 2**22
+"""Elements of a tensor on another device up to which a kernel launch takes longer than reading a mask of full size."""
 
 
 class SliceMasks:
     """Keeps slices of tensors at zero, with few kernels. All masks are set from one vector.
 
-    Masks of small tensors on a GPU have the full shape, so that one kernel multiplies many tensors. Masks of other
-    tensors are broadcast, which reads less memory. Memory and views are allocated once, and again if a tensor changes
-    its strides (channels_last).
+    On a GPU all masks have the full shape: a kernel with a broadcast operand reads one number at a time, a kernel for
+    contiguous operands four. One kernel multiplies many small tensors. The masks of large tensors have one byte per
+    weight. Memory and views are allocated once, and again if a tensor changes its strides (channels_last).
 
     Args:
         tensors: One for each axis; a tensor that is masked along two axes appears twice.
@@ -431,10 +438,12 @@ class SliceMasks:
         self._sizes = [tensor.shape[axis] for tensor, axis in zip(tensors, axes, strict=True)]
         self._vector = torch.ones(sum(self._sizes), device=device)
         self._strides: list[tuple[int, ...]] | None = None
+        self._broadcast: list[tuple[Tensor, list[Tensor]]] = []  # with views of the vector
         self._small: list[Tensor] = []
-        self._full: list[Tensor] = []  # a mask for each small tensor
-        self._views: list[list[Tensor]] = []  # views of the vector whose product is each full mask
-        self._large: list[tuple[Tensor, list[Tensor]]] = []
+        self._factors: list[Tensor] = []  # a mask for each small tensor
+        self._large: list[Tensor] = []
+        self._dead: list[Tensor] = []  # a bool mask for each large tensor
+        self._views: list[list[Tensor]] = []  # views of the vector whose product is each mask, small tensors first
 
     def allocate(self) -> bool:
         """Allocate memory and views if there are none that fit. Returns whether it did."""
@@ -446,12 +455,14 @@ class SliceMasks:
         for tensor, axis, part in zip(self._tensors, self._axes, self._vector.split(self._sizes), strict=True):
             view = part.view([-1 if k == axis else 1 for k in range(tensor.dim())])
             views.setdefault(id(tensor), (tensor, []))[1].append(view)
-        limits = {key: _SMALL.get(tensor.device.type, _SMALL_ELSEWHERE) for key, (tensor, _) in views.items()}
-        small = [pair for key, pair in views.items() if pair[0].numel() <= limits[key]]
-        self._large = [pair for key, pair in views.items() if pair[0].numel() > limits[key]]
-        self._small = [tensor for tensor, _ in small]
-        self._full = [torch.empty_like(tensor, requires_grad=False) for tensor in self._small]
-        self._views = [found for _, found in small]
+        self._broadcast = [pair for pair in views.values() if pair[0].device.type in _BROADCAST]
+        full = [pair for pair in views.values() if pair[0].device.type not in _BROADCAST]
+        full.sort(key=lambda pair: pair[0].numel() > _SMALL)
+        self._small = [tensor for tensor, _ in full if tensor.numel() <= _SMALL]
+        self._large = [tensor for tensor, _ in full if tensor.numel() > _SMALL]
+        self._factors = [torch.empty_like(tensor, requires_grad=False) for tensor in self._small]
+        self._dead = [torch.empty_like(tensor, dtype=torch.bool, requires_grad=False) for tensor in self._large]
+        self._views = [found for _, found in full]
         return True
 
     @torch.no_grad()
@@ -462,17 +473,24 @@ class SliceMasks:
             kept: 1 or True for slices that are kept, the axes of all tensors concatenated.
         """
         self._vector.copy_(kept)
-        if self._small:
-            torch._foreach_copy_(self._full, [views[0] for views in self._views])
-        for full, views in zip(self._full, self._views, strict=True):
+        small, large = self._views[: len(self._small)], self._views[len(self._small) :]
+        if small:
+            torch._foreach_copy_(self._factors, [views[0] for views in small])
+        for factors, views in zip(self._factors, small, strict=True):
             for view in views[1:]:
-                full.mul_(view)
+                factors.mul_(view.to(factors.device))
+        for dead, views in zip(self._dead, large, strict=True):
+            dead.copy_(views[0] == 0)
+            for view in views[1:]:
+                dead.logical_or_((view == 0).to(dead.device))
 
     @torch.no_grad()
     def apply_(self) -> None:
         """Zero the slices that are not kept."""
         if self._small:
-            torch._foreach_mul_(self._small, self._full)
-        for tensor, views in self._large:  # apart: with masks of other shapes, _foreach_mul_ is a loop over all
+            torch._foreach_mul_(self._small, self._factors)
+        for tensor, dead in zip(self._large, self._dead, strict=True):
+            tensor.masked_fill_(dead, 0)
+        for tensor, views in self._broadcast:
             for view in views:
                 tensor.mul_(view.to(tensor.device, tensor.dtype))
