@@ -198,6 +198,31 @@ def _errors_follow(profiles: dict[str, Any], names: list[str]) -> str:
     )
 
 
+def _open_checks(gpu: dict[str, Any]) -> list[str]:
+    """Checks that failed, and those of an earlier commit."""
+    last = gpu["environment"]["commit"]
+    found = [f"{one['title']}: failed" for one in gpu["checks"].values() if not one["passed"]]
+    earlier: dict[str, list[str]] = {}
+    for one in gpu["checks"].values():
+        if one["passed"] and one.get("commit", last) != last:
+            earlier.setdefault(one["commit"][:7], []).append(one["title"])
+    return found + [f"not run at {last[:7]} but at {at}: {', '.join(names)}" for at, names in earlier.items()]
+
+
+def parts_of_step(network: dict[str, Any]) -> str:
+    """What the solver adds to a step on average, part by part; empty if it was not recorded."""
+    if "parts" not in network:
+        return ""
+    every = {name: one["milliseconds"] / one["every"] for name, one in network["parts"].items() if name != "plan"}
+    share = sum(every.values()) / network["milliseconds"]["adam"]
+    return (
+        "timed by themselves, "
+        + ", ".join(f"{name} {value:.2f} ms" for name, value in every.items())
+        + f" a step, which is {share:.1%} of it; the order of the blocks, Adam always after the slow per-layer method, may be "
+        "the reason for the rest"
+    )
+
+
 def _record_goals() -> list[Row]:
     profiles = load("energy_fit.json")["profiles"]
     mean = {name: one["families"]["physical"]["mean"] for name, one in profiles.items()}
@@ -256,13 +281,13 @@ def _record_goals() -> list[Row]:
             f"solver step at most {STEP_GOAL} times fused Adam",
             f"largest {ratio:.3f}, {slowest}",
             ratio <= STEP_GOAL,
-            "half of its weights are masked at every step, which explains a part of it",
+            parts_of_step(steps[slowest]),
         ),
         (
             "`make gpu` passes",
-            f"{passed} of {len(gpu['checks'])} checks",
+            f"{passed} of {len(gpu['checks'])} checks passed",
             bool(gpu["passed"]),
-            "; ".join(check["title"] for check in gpu["checks"].values() if not check["passed"]).replace("|", "/"),
+            "; ".join(_open_checks(gpu)).replace("|", "/"),
         ),
     ]
     if (unseen := unseen_goal()) is not None:

@@ -45,7 +45,7 @@ from result_tables import (
 )
 from runner_table import runner_section
 from scale_table import scale_section
-from summary_page import summary
+from summary_page import parts_of_step, summary
 from trials_table import trials_section
 from unseen_table import unseen_section
 from vit_table import vit_section
@@ -272,8 +272,9 @@ below use TF32 with contiguous tensors, where pruning saves most.
 Time of a training step with `EccSolver`, during pruning in a run of 20,000 steps, relative to a step with fused Adam;
 *admm, per layer* is a straightforward implementation that updates layer by layer at every step. Goals:
 {steps_verdict("step_time.json")}, and {steps_verdict("step_time_cpu.json")} (processor time of one thread).
-In the MLP stack half of all weights consume prunable channels. Masking them at every step moves 1.2 GB, which is estimated
-to take 0.3 ms at 4 TB/s; the rest of its overhead was not isolated. The row of the MLP stack on a CPU was measured on a busy machine,
+In the MLP stack half of all weights consume prunable channels and are masked at every step. What the solver adds to its step
+on a GPU, {parts_of_step(load("step_time.json")["networks"]["MLP stack"])}.
+The script takes blocks in a symmetric order now, with which the GPU rows have not been measured yet. The row of the MLP stack on a CPU was measured on a busy machine,
 where such ratios vary by a few hundredths from call to call.
 
 {step_times()}
