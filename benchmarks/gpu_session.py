@@ -121,6 +121,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "llm.py", ("--weights", "{inputs}/smollm2", "--text", "{inputs}/wikitext2"),
         ("smollm2/packed.json", "wikitext2/valid.txt"), 150.0, what="E6: SmolLM2 at decode and prefill budgets",
     ),
+    "step_time": Experiment("step_time.py", (), (), 30.0, what="a step with EccSolver relative to fused Adam, four networks"),
     "runners": Experiment("runners.py", (), (), 60.0, what="runners: error of the energy model, --runner auto"),
     "unseen_networks": Experiment(
         "unseen_networks.py", (), (), 100.0, what="energy models of ten random classifiers of torchvision, 100 samples",

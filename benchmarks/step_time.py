@@ -65,9 +65,9 @@ class MlpStack(nn.Module):
 def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     big = device == "cuda"
     found: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+        "MLP stack": (MlpStack if big else lambda: MlpStack(256, 1024, 8), (4096, 1536) if big else (64, 256)),
         "MobileNet v1": (MobileNetV1, (128, 3, 224, 224) if big else (8, 3, 128, 128)),
         "ERFNet": (ERFNet, (4, 3, 512, 1024) if big else (1, 3, 128, 256)),
-        "MLP stack": (MlpStack if big else lambda: MlpStack(256, 1024, 8), (4096, 1536) if big else (64, 256)),
     }
     if big:
         import torchvision
@@ -217,33 +217,38 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--blocks", type=int, default=5, help="rounds of four blocks; a third of them for admm")
     parser.add_argument("--steps", type=int, default=30, help="of a block; 30 holds one update of the solve")
-    parser.add_argument("--only", help="one network; the others of the output file are kept")
+    parser.add_argument("--only", help="one network; the others of the earlier record are kept")
+    parser.add_argument("--earlier", type=Path, help="record whose other networks are kept; --out if it exists")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no network starts later")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     torch.set_float32_matmul_precision("high")
     rows: dict[str, Any] = {}
-    if options.only and options.out.exists():
-        old = json.loads(options.out.read_text())
+    earlier = options.earlier or options.out
+    if earlier.exists():
+        old = json.loads(earlier.read_text())
         before = old["environment"].get("commit") or f"version {old['environment']['ecc']}"
         rows = {name: {"commit": before, **row} for name, row in old["networks"].items()}
+    begin = time.monotonic()
     for name, (build, shape) in networks(device).items():
-        if options.only in (None, name):
-            rows[name] = {"commit": commit(), **compared(build, shape, device, options.blocks, options.steps)}
-            ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
-            print(
-                f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  admm {ratio['admm']:.3f}x",
-                *(f"{part} {one['milliseconds']:.3f} ms/{one['every']:g}" for part, one in rows[name]["parts"].items()),
-                flush=True,
-            )
-    record = {
-        "what": "training step with EccSolver, and with a per-layer ADMM step, relative to fused Adam",
-        "environment": machine(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "clock": "wall" if device == "cuda" else "of the process, one thread",
-        "networks": rows,
-    }
-    write_record(record, options.out)
+        if options.only not in (None, name) or time.monotonic() - begin > options.seconds:
+            continue
+        rows[name] = {"commit": commit(), **compared(build, shape, device, options.blocks, options.steps)}
+        ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
+        print(
+            f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  admm {ratio['admm']:.3f}x",
+            *(f"{part} {one['milliseconds']:.3f} ms/{one['every']:g}" for part, one in rows[name]["parts"].items()),
+            flush=True,
+        )
+        record = {
+            "what": "training step with EccSolver, and with a per-layer ADMM step, relative to fused Adam",
+            "environment": machine(),
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            "clock": "wall" if device == "cuda" else "of the process, one thread",
+            "networks": rows,
+        }
+        write_record(record, options.out)
 
 
 if __name__ == "__main__":
