@@ -16,11 +16,12 @@ from urllib.request import urlopen
 import pytest
 
 from cli.command import NET, PLATFORM, SHORT, ecc, from_json, run_ok, summary_of
-from ecc.cli.options import recall_task, remember_task
+from ecc.cli.options import TASK_FILE, RememberedTask, recall_task, remember_task
 from ecc.energy import EnergyModel
 from ecc.errors import NoMeter
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, registry
+from ecc.records import write_record
 from ecc.report.serve import LiveServer
 from ecc.training import load_state
 from export.runs import finished_run, small_task
@@ -293,6 +294,10 @@ def test_a_run_folder_does_not_choose_code_to_execute(folder: Path) -> None:
     result = ecc("export", "run")
     assert result.exit_code == 2
     assert f"--task {folder / 'evil.py'}:build" in " ".join(result.stderr.split())
+    assert not (folder / "ran").exists()
+    (folder / "timm:evil.py").write_text((folder / "evil.py").read_text())
+    write_record(folder / "run" / TASK_FILE, RememberedTask(task="timm:evil.py:build"))
+    assert ecc("export", "run").exit_code == 2
     assert not (folder / "ran").exists()
     remember_task(folder / "run", "digits", {"image_size": None})
     assert recall_task(folder / "run").task == "digits"
