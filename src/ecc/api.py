@@ -317,6 +317,7 @@ def compress_task(
     budgets = [budget for some in together for budget in budgets_of_workloads(some, names)]
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
+    check_inference(models, settings)
     installed = (
         None
         if task_spec is None
@@ -335,8 +336,6 @@ def compress_task(
                 width_multiple=settings.width_multiple,
                 inference=settings.inference, depth=can_remove_branches(find_method(method), settings),
             )  # fmt: skip
-        else:
-            check_inference(models, settings)
 
         def make(
             task: Task, own: Sequence[Budget], settings: CompressSettings, start: Mapping[str, Any] | None = None

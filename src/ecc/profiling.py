@@ -32,7 +32,7 @@ from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import trace_task
 from ecc.options import flat_values, settings_from
 from ecc.report.live import ProfileProgress
-from ecc.settings import CompressSettings
+from ecc.settings import CompressSettings, is_own_runner
 from ecc.task import Inputs, Task, batch_size_of, split_batch, with_batch_size
 from ecc.training import DistributedContext
 
@@ -106,6 +106,13 @@ def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
         return None
     if spec == "auto" and origin.meter.name == "platform":
         return find_meter(f"platform:{origin.meter.device_id}")
+    if (
+        spec == "auto" and ":" in origin.meter.name
+    ):  # the name of a program or a Python file, which a file must not choose
+        raise BadMeasurement(
+            f"the energy model names the meter {origin.meter.name!r}, which would be executed. If you trust it, give "
+            f"{option_hint('meter', origin.meter.name)}."
+        )
     try:
         return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
     except EccError as error:
@@ -225,7 +232,17 @@ def profile_task(
 
 
 def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
-    """Refuse a runner, precision or format that is not that of the energy models."""
+    """Refuse a runner, precision or format that is not that of the energy models.
+
+    A runner in a Python file is executed only if the settings name it too: an energy model may come from someone else.
+    """
+    for model in models:
+        measured = None if model.origin.settings is None else model.origin.settings.runner
+        if measured is not None and is_own_runner(measured) and settings.runner != measured:
+            raise EccError(
+                f"the {model.resource} model was measured with the runner {measured!r}, which would be executed. If "
+                f"you trust it, give {option_hint('runner', measured)}."
+            )
     for name, value in settings.inference.items():
         for model in models:
             found = getattr(model.origin.settings, name, None)

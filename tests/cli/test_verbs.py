@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -20,7 +21,7 @@ from ecc.cli.options import TASK_FILE, RememberedTask, recall_task, remember_tas
 from ecc.energy import EnergyModel
 from ecc.errors import NoMeter
 from ecc.graph import ChannelGraph
-from ecc.measure import Profile, registry
+from ecc.measure import MeasureSettings, Profile, registry
 from ecc.records import write_record
 from ecc.report.serve import LiveServer
 from ecc.training import load_state
@@ -301,6 +302,38 @@ def test_a_run_folder_does_not_choose_code_to_execute(folder: Path) -> None:
     assert not (folder / "ran").exists()
     remember_task(folder / "run", "digits", {"image_size": None})
     assert recall_task(folder / "run").task == "digits"
+
+
+@pytest.mark.parametrize("verb", ["compress --budget 60%", "compare --budgets 60% --methods uniform"])
+@pytest.mark.parametrize(
+    ("meter", "runner", "message"),
+    [
+        ("command:touch ran", None, "names the meter 'command:touch ran', which would be executed"),
+        ("evil.py:Meter", None, "--meter evil.py:Meter"),
+        ("wall", "evil.py:Runner", "--runner evil.py:Runner"),
+    ],
+)
+def test_an_energy_model_does_not_choose_code_to_execute(
+    verb: str, meter: str, runner: str | None, message: str, folder: Path
+) -> None:
+    (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    model = digits_model()
+    info = replace(model.origin.meter, name=meter)
+    settings = None if runner is None else MeasureSettings(runner=runner)
+    replace(model, origin=replace(model.origin, meter=info, settings=settings)).save(folder / "energy.json")
+    name, *words = verb.split()
+    result = ecc(name, "digits", *words, "--energy", "energy.json", "-o", "run", *SHORT)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (folder / "ran").exists()
+
+
+def test_a_comparison_refuses_a_runner_that_is_not_that_of_its_energy_model(folder: Path) -> None:
+    model = digits_model()
+    replace(model, origin=replace(model.origin, settings=MeasureSettings(runner="eager"))).save(folder / "energy.json")
+    result = ecc("compare", "digits", "--energy", "energy.json", "--runner", "compile", "-o", "runs", *SHORT)
+    assert result.exit_code == 2
+    assert "runner is 'compile', but the energy model was measured with 'eager'" in result.stderr
 
 
 def test_report_writes_into_the_run_or_where_it_is_told_to(folder: Path) -> None:
