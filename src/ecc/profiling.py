@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
-from ecc.errors import BadMeasurement, EccError, NoMeter, option_hint
+from ecc.errors import BadMeasurement, BadTask, EccError, NoMeter, option_hint
 from ecc.graph import ChannelGraph
 from ecc.measure import (
     PROFILE_SETTINGS,
@@ -33,7 +33,7 @@ from ecc.methods.base import trace_task
 from ecc.options import flat_values, settings_from
 from ecc.report.live import ProfileProgress
 from ecc.settings import CompressSettings, is_own_runner
-from ecc.task import Inputs, Task, batch_size_of, split_batch, with_batch_size
+from ecc.task import Inputs, Task, batch_size_of, split_batch, takes_model, with_batch_size
 from ecc.training import DistributedContext
 
 SAMPLES = 250
@@ -221,9 +221,10 @@ def profile_task(
     **design: Any,
 ) -> Profile:
     """Measure a network at many widths; runner "auto" is resolved first. Other arguments are those of `profile`."""
+    calibration = calibration_inputs(task, batch_size_of(example_input)) if settings.runner == "auto" else []
     settings, search = find_runner(
         path, task.model, example_input, source, settings, device=device, evaluate=task.evaluate,
-        calibration=calibration_inputs(task, batch_size_of(example_input)), resource=resource, report=view.say,
+        calibration=calibration, resource=resource, report=view.say,
     )  # fmt: skip
     return profile(
         task.model, graph, example_input, source, path, settings=settings, runner_search=search, device=device,
@@ -256,11 +257,17 @@ def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -
 def calibration_inputs(task: Task, batch_size: int, batches: int = 4) -> list[Inputs]:
     """Inputs of some training batches in parts of this size, for the calibration of int8.
 
-    None if the task has no batches.
+    Empty if the task has no batches, or if only its loss knows what is in them.
     """
     if task.train_batches is None:
         return []
-    found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    drawn = [batch for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    try:
+        found = [split_batch(batch)[0] for batch in drawn]
+    except BadTask:
+        if takes_model(task.loss):
+            return []
+        raise
     return [
         with_batch_size(inputs, batch_size, start=start)
         for inputs in found
