@@ -360,7 +360,7 @@ def compress_task(
         def run(job: Compression, place: Path) -> CompressResult:
             found = job.feasibility()
             full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
-            with show_progress(console, job.settings, found, full, distributed) as view:
+            with show_progress(console, job.settings, found, full, distributed, task.metric) as view:
                 if note := _attention_note(job.graph):
                     view.say(note)
                 done = job.run(place, distributed=distributed, history=view, loggers=loggers, progress=view.say)
@@ -409,12 +409,13 @@ def show_progress(
     feasibility: Sequence[Feasibility],
     full: Mapping[str, int],
     distributed: DistributedContext,
+    metric: str = "score",
 ) -> Iterator[CompressProgress]:
     """Show what the budgets require, and then the progress of a run, in the first process."""
     view = CompressProgress(console if distributed.is_main else None)
     view.show(feasibility_table(feasibility))
     ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
-    view.plan(ends, feasibility, full, distributed.size)
+    view.plan(ends, feasibility, full, distributed.size, metric)
     with view:
         yield view
 

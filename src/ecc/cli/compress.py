@@ -212,7 +212,7 @@ def _compress_weights(
     source = zero_skipping_platform(meter)
     job = WeightCompression(task, budgets, source, settings=settings, device=distributed.device)
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
-    with show_progress(shown, settings, job.feasibility(), full, distributed) as view:
+    with show_progress(shown, settings, job.feasibility(), full, distributed, task.metric) as view:
         return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
 
