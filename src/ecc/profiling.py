@@ -197,6 +197,7 @@ def profile_and_fit(
                     chosen = replace(wanted, precision="bf16")  # as language models are deployed
                 model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
                 layers = workload_graph(task.model, graph, workload, attention)
+                refuse_runner_of_file(path, chosen.runner)
                 profile(model, layers, inputs, source, path, settings=chosen, progress=view, **design)
     distributed.gather(torch.zeros(1))  # the others wait for the profile
     family = "bilinear" if preset == "paper" else "auto"
@@ -221,6 +222,7 @@ def profile_task(
     **design: Any,
 ) -> Profile:
     """Measure a network at many widths; runner "auto" is resolved first. Other arguments are those of `profile`."""
+    refuse_runner_of_file(path, settings.runner)
     calibration = calibration_inputs(task, batch_size_of(example_input)) if settings.runner == "auto" else []
     settings, search = find_runner(
         path, task.model, example_input, source, settings, device=device, evaluate=task.evaluate,
@@ -230,6 +232,29 @@ def profile_task(
         task.model, graph, example_input, source, path, settings=settings, runner_search=search, device=device,
         progress=view, **design,
     )  # fmt: skip
+
+
+def refuse_runner_of_file(path: Path, runner: str | None) -> None:
+    """Refuse to resume a profile with a runner in a Python file that the user did not name.
+
+    A resumed profile keeps its runner if none is given, or "auto", and the profile may come from someone else.
+    """
+    for begun in (path, *path.parent.glob(f"{path.name}.shard-*-of-*")):
+        found = _runner_of(begun)
+        if found is not None and is_own_runner(found) and found != runner:
+            raise EccError(
+                f"{begun} was measured with the runner {found!r}, which would be executed. If you trust it, give "
+                f"{option_hint('runner', found)}."
+            )
+
+
+def _runner_of(path: Path) -> str | None:
+    """The runner of a profile; None if there is none. What is wrong with a file is reported when it is resumed."""
+    try:
+        settings = Profile.load(path).header.settings
+    except EccError:
+        return None
+    return None if settings is None else settings.runner
 
 
 def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:

@@ -328,6 +328,20 @@ def test_an_energy_model_does_not_choose_code_to_execute(
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.parametrize("words", ["", "--runner auto"])
+def test_a_profile_does_not_choose_code_to_execute(words: str, folder: Path) -> None:
+    (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    short = "--samples 2 --window 0.001 --min-repeats 1 --max-repeats 1 --probe-seconds 0.01 --no-in-turns".split()
+    profiled(*short, meter="wall")
+    text = (folder / "a.profile").read_text()
+    assert text.count('"runner":"eager"') == 1
+    (folder / "a.profile").write_text(text.replace('"runner":"eager"', '"runner":"evil.py:Runner"'))
+    result = ecc("profile", "net.py:plain", "--meter", "wall", "-o", "a.profile", *short, *words.split())
+    assert result.exit_code == 2
+    assert "give --runner evil.py:Runner" in result.stderr
+    assert not (folder / "ran").exists()
+
+
 def test_a_comparison_refuses_a_runner_that_is_not_that_of_its_energy_model(folder: Path) -> None:
     model = digits_model()
     replace(model, origin=replace(model.origin, settings=MeasureSettings(runner="eager"))).save(folder / "energy.json")
