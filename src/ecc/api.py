@@ -330,10 +330,11 @@ def compress_task(
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
     check_inference(models, settings)
+    items = models[0].origin.batch if models and not task.workloads else batch  # as the networks of the models
     installed = (
         None
         if task_spec is None
-        else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze), attention=settings.trace.attention)
+        else InstalledSpec(task=task_spec, batch=items, freeze=tuple(freeze), attention=settings.trace.attention)
     )
     with open_meter(
         meter if resources else None, distributed.device, models,

@@ -22,6 +22,7 @@ from ecc.energy import EnergyModel
 from ecc.errors import NoMeter
 from ecc.graph import ChannelGraph
 from ecc.measure import MeasureSettings, Profile, registry
+from ecc.measure.remote.client import InstalledSpec
 from ecc.records import write_record
 from ecc.report.serve import LiveServer
 from ecc.training import load_state
@@ -340,6 +341,22 @@ def test_a_profile_does_not_choose_code_to_execute(words: str, folder: Path) -> 
     assert result.exit_code == 2
     assert "give --runner evil.py:Runner" in result.stderr
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("verb", ["compress --budget 60%", "compare --budgets 60% --methods uniform"])
+def test_a_task_on_a_board_has_the_batch_of_the_energy_model(
+    verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(targets: object, meter: str, *, task: InstalledSpec, settings: MeasureSettings) -> None:
+        raise NoMeter(f"batch {task.batch}")
+
+    monkeypatch.setattr("ecc.profiling.open_targets", refuse)
+    name, *words = verb.split()
+    result = ecc(
+        name, "digits", *words, "--energy", "energy.json", "--target", "ssh://board", "--meter", "platform:jetson-tx2",
+        "-o", "run", *SHORT,
+    )  # fmt: skip
+    assert f"batch {digits_model().origin.batch}" in result.stderr
 
 
 def test_a_comparison_refuses_a_runner_that_is_not_that_of_its_energy_model(folder: Path) -> None:

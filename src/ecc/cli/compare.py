@@ -211,7 +211,9 @@ class GridSpec:
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        way: dict[str, Any] = {"targets": self.targets, "inference": self.settings.inference, "task": self.installed()}
+        batch = models[0].origin.batch if models and not self.task.startswith("hf:") else None
+        way: dict[str, Any] = {"targets": self.targets, "inference": self.settings.inference}
+        way["task"] = self.installed(batch)
         with open_meter(self.meter if models else None, torch.device(device), models[:1], **way) as source:
             yield Comparison(
                 build_task(self.task, **self.data, device=device),
