@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -144,6 +146,32 @@ def test_a_loss_inside_the_model_and_dict_batches() -> None:
     )
     assert result.met
     assert set(result.model(torch.zeros(1, 3, 8, 8))) == {"logits"}
+
+
+def test_only_the_loss_knows_what_is_in_a_batch() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        images, labels, weights = batch
+        return (weights * F.cross_entropy(model(images), labels, reduction="none")).mean()
+
+    batches = [(x, y, torch.ones(len(y))) for x, y in loader()]
+    assert ecc.compress(network(), batches, "60%", loss=loss, meter=TX2, samples=40, distill=0, progress=False).met
+    with pytest.raises(BadTask, match="a batch is a tuple of 3 items"):
+        compress(network(), batches, "60%", meter="unknown", folder="other")  # before a meter is opened
+
+
+def test_the_learning_rate_is_that_of_the_preset_unless_it_is_given() -> None:
+    def lr(folder: str, **arguments: Any) -> float:
+        compress(network(), loader(), "macs=60%", folder=folder, epochs=1, **arguments)
+        found: float = json.loads(Path(folder, "config.json").read_text())["config"]["settings"]["lr"]
+        return found
+
+    assert lr("default") == 1e-3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EccWarning)  # four steps are too few for the solver of the paper
+        assert lr("paper", preset="paper") == 1e-5
+        assert lr("faster", preset="paper", lr=2e-4) == 2e-4
+    with pytest.raises(EccError, match="lr is 0"):
+        lr("zero", lr=0)
 
 
 def test_a_detector_whose_outputs_cannot_be_distilled() -> None:

@@ -29,7 +29,7 @@ from ecc.budget import (
     parse_budgets,
     parse_several_budgets,
 )
-from ecc.constants import EXPORT_FORMATS
+from ecc.constants import EXPORT_FORMATS, PRESETS
 from ecc.energy import EnergyModel
 from ecc.errors import BadTask, EccError, EccWarning, UntraceableModel
 from ecc.formatting import si
@@ -47,7 +47,17 @@ from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import FRONT_FILE, Feasibility, RunSummary
 from ecc.settings import make_settings
-from ecc.task import WORKLOADS, Inputs, Task, TokenWorkload, batch_size_of, check_input, check_model
+from ecc.task import (
+    WORKLOADS,
+    Inputs,
+    Task,
+    TokenWorkload,
+    batch_size_of,
+    check_input,
+    check_model,
+    split_batch,
+    takes_model,
+)
 from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger, open_run
 from ecc.training.batches import to_device
@@ -201,7 +211,7 @@ def compress(
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
             `finetune_steps=` set the two numbers of steps directly.
         lr: Learning rate of pruning, and of finetuning, where it follows a cosine to 0. By default that of
-            `optimizer`, or 1e-3.
+            `optimizer`, that of the preset "paper", or 1e-3.
         optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which the class and the settings
             are used for new ones; or a function from parameters to an optimizer.
         meter: "auto", "nvml", "rapl", "platform:jetson-tx2" and so on (see `find_meter`), or a meter of your own.
@@ -241,7 +251,7 @@ def compress(
     parsed = parse_budgets(budget) if several is None else several
     is_first_batch = example_input is None
     if example_input is None:
-        example_input = _first_input(train_loader)
+        example_input = _first_input(train_loader, loss)
     task = Task(
         name=name or type(model).__name__,
         model=model,
@@ -253,7 +263,9 @@ def compress(
         metric="perplexity" if getattr(evaluate, "is_perplexity", False) else "score",
         workloads=default_workloads(model, example_input) if workloads is None else tuple(workloads),
     )
-    given = {**_steps(train_loader, epochs, settings), "lr": lr or LR, **settings}
+    given = {**_steps(train_loader, epochs, settings), **settings}
+    if lr is not None or preset == PRESETS[0]:
+        given["lr"] = LR if lr is None else lr
     if distill != "auto":
         given["kd_weight"] = distill
     with _explain_first_input(example_input if is_first_batch else None):
@@ -317,10 +329,12 @@ def compress_task(
     budgets = [budget for some in together for budget in budgets_of_workloads(some, names)]
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
+    check_inference(models, settings)
+    items = models[0].origin.batch if models and not task.workloads else batch  # as the networks of the models
     installed = (
         None
         if task_spec is None
-        else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze), attention=settings.trace.attention)
+        else InstalledSpec(task=task_spec, batch=items, freeze=tuple(freeze), attention=settings.trace.attention)
     )
     with open_meter(
         meter if resources else None, distributed.device, models,
@@ -335,8 +349,6 @@ def compress_task(
                 width_multiple=settings.width_multiple,
                 inference=settings.inference, depth=can_remove_branches(find_method(method), settings),
             )  # fmt: skip
-        else:
-            check_inference(models, settings)
 
         def make(
             task: Task, own: Sequence[Budget], settings: CompressSettings, start: Mapping[str, Any] | None = None
@@ -349,7 +361,7 @@ def compress_task(
         def run(job: Compression, place: Path) -> CompressResult:
             found = job.feasibility()
             full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
-            with show_progress(console, job.settings, found, full, distributed) as view:
+            with show_progress(console, job.settings, found, full, distributed, task.metric) as view:
                 if note := _attention_note(job.graph):
                     view.say(note)
                 done = job.run(place, distributed=distributed, history=view, loggers=loggers, progress=view.say)
@@ -398,12 +410,13 @@ def show_progress(
     feasibility: Sequence[Feasibility],
     full: Mapping[str, int],
     distributed: DistributedContext,
+    metric: str = "score",
 ) -> Iterator[CompressProgress]:
     """Show what the budgets require, and then the progress of a run, in the first process."""
     view = CompressProgress(console if distributed.is_main else None)
     view.show(feasibility_table(feasibility))
     ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
-    view.plan(ends, feasibility, full, distributed.size)
+    view.plan(ends, feasibility, full, distributed.size, metric)
     with view:
         yield view
 
@@ -415,13 +428,15 @@ LABELS = ("label", "labels", "label_ids", "target", "targets")
 """Keys of a dict batch that are not inputs of the deployed network."""
 
 
-def _first_input(loader: Any) -> Any:
+def _first_input(loader: Any, loss: Callable[..., Any] | None) -> Any:
     """The inputs of the first batch of a loader, as the deployed network gets them."""
     batches: Iterable[Any] = loader(0) if callable(loader) else loader
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws its seed
         batch = next(iter(batches), None)
     if batch is None:
         raise BadTask("train_loader has no batches.")
+    if isinstance(batch, tuple | list) and not takes_model(loss):
+        split_batch(batch)  # refuses what the training could not use, before anything is measured
     if isinstance(batch, dict):
         return {key: value for key, value in batch.items() if key not in LABELS and isinstance(value, torch.Tensor)}
     if isinstance(batch, tuple | list) and batch:

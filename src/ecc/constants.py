@@ -45,5 +45,5 @@ PHASES = ("pretrain", "prune", "finetune")
 """Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
 finetune trains the slim network."""
 
-TRANSFORMERS_DEFAULTS = {"kd_temperature": 1.0, "lr": 1e-4}
+TRANSFORMERS_DEFAULTS = {"kd_temperature": 1.0}
 """Settings of `ecc compress hf:...`, for models of transformers; typed options win."""

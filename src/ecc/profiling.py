@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
-from ecc.errors import BadMeasurement, EccError, NoMeter, option_hint
+from ecc.errors import BadMeasurement, BadTask, EccError, NoMeter, option_hint
 from ecc.graph import ChannelGraph
 from ecc.measure import (
     PROFILE_SETTINGS,
@@ -32,8 +32,8 @@ from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import trace_task
 from ecc.options import flat_values, settings_from
 from ecc.report.live import ProfileProgress
-from ecc.settings import CompressSettings
-from ecc.task import Inputs, Task, batch_size_of, split_batch, with_batch_size
+from ecc.settings import CompressSettings, is_own_runner
+from ecc.task import Inputs, Task, batch_size_of, split_batch, takes_model, with_batch_size
 from ecc.training import DistributedContext
 
 SAMPLES = 250
@@ -106,6 +106,13 @@ def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
         return None
     if spec == "auto" and origin.meter.name == "platform":
         return find_meter(f"platform:{origin.meter.device_id}")
+    if (
+        spec == "auto" and ":" in origin.meter.name
+    ):  # the name of a program or a Python file, which a file must not choose
+        raise BadMeasurement(
+            f"the energy model names the meter {origin.meter.name!r}, which would be executed. If you trust it, give "
+            f"{option_hint('meter', origin.meter.name)}."
+        )
     try:
         return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
     except EccError as error:
@@ -190,6 +197,7 @@ def profile_and_fit(
                     chosen = replace(wanted, precision="bf16")  # as language models are deployed
                 model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
                 layers = workload_graph(task.model, graph, workload, attention)
+                refuse_runner_of_file(path, chosen.runner)
                 profile(model, layers, inputs, source, path, settings=chosen, progress=view, **design)
     distributed.gather(torch.zeros(1))  # the others wait for the profile
     family = "bilinear" if preset == "paper" else "auto"
@@ -214,9 +222,11 @@ def profile_task(
     **design: Any,
 ) -> Profile:
     """Measure a network at many widths; runner "auto" is resolved first. Other arguments are those of `profile`."""
+    refuse_runner_of_file(path, settings.runner)
+    calibration = calibration_inputs(task, batch_size_of(example_input)) if settings.runner == "auto" else []
     settings, search = find_runner(
         path, task.model, example_input, source, settings, device=device, evaluate=task.evaluate,
-        calibration=calibration_inputs(task, batch_size_of(example_input)), resource=resource, report=view.say,
+        calibration=calibration, resource=resource, report=view.say,
     )  # fmt: skip
     return profile(
         task.model, graph, example_input, source, path, settings=settings, runner_search=search, device=device,
@@ -224,8 +234,41 @@ def profile_task(
     )  # fmt: skip
 
 
+def refuse_runner_of_file(path: Path, runner: str | None) -> None:
+    """Refuse to resume a profile with a runner in a Python file that the user did not name.
+
+    A resumed profile keeps its runner if none is given, or "auto", and the profile may come from someone else.
+    """
+    for begun in (path, *path.parent.glob(f"{path.name}.shard-*-of-*")):
+        found = _runner_of(begun)
+        if found is not None and is_own_runner(found) and found != runner:
+            raise EccError(
+                f"{begun} was measured with the runner {found!r}, which would be executed. If you trust it, give "
+                f"{option_hint('runner', found)}."
+            )
+
+
+def _runner_of(path: Path) -> str | None:
+    """The runner of a profile; None if there is none. What is wrong with a file is reported when it is resumed."""
+    try:
+        settings = Profile.load(path).header.settings
+    except EccError:
+        return None
+    return None if settings is None else settings.runner
+
+
 def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
-    """Refuse a runner, precision or format that is not that of the energy models."""
+    """Refuse a runner, precision or format that is not that of the energy models.
+
+    A runner in a Python file is executed only if the settings name it too: an energy model may come from someone else.
+    """
+    for model in models:
+        measured = None if model.origin.settings is None else model.origin.settings.runner
+        if measured is not None and is_own_runner(measured) and settings.runner != measured:
+            raise EccError(
+                f"the {model.resource} model was measured with the runner {measured!r}, which would be executed. If "
+                f"you trust it, give {option_hint('runner', measured)}."
+            )
     for name, value in settings.inference.items():
         for model in models:
             found = getattr(model.origin.settings, name, None)
@@ -239,11 +282,17 @@ def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -
 def calibration_inputs(task: Task, batch_size: int, batches: int = 4) -> list[Inputs]:
     """Inputs of some training batches in parts of this size, for the calibration of int8.
 
-    None if the task has no batches.
+    Empty if the task has no batches, or if only its loss knows what is in them.
     """
     if task.train_batches is None:
         return []
-    found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    drawn = [batch for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    try:
+        found = [split_batch(batch)[0] for batch in drawn]
+    except BadTask:
+        if takes_model(task.loss):
+            return []
+        raise
     return [
         with_batch_size(inputs, batch_size, start=start)
         for inputs in found

@@ -122,7 +122,7 @@ class RunSummary:
     label: str
     """Of the main cost: measured, estimated, predicted, counted or declared."""
     budgets: dict[str, BudgetResult]
-    """By resource: energy, latency, macs, params, weight_bytes or activation_bytes."""
+    """By resource, as in `ecc.budget`: energy, latency, macs, decode and so on."""
     met: bool
     """Whether every budget is met."""
     note: str = ""

@@ -10,17 +10,21 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from cli.command import NET, PLATFORM, SHORT, ecc, from_json, run_ok, summary_of
-from ecc.cli.options import recall_task, remember_task
+from ecc.cli.compress import _defaults_of
+from ecc.cli.options import TASK_FILE, RememberedTask, recall_task, remember_task
 from ecc.energy import EnergyModel
 from ecc.errors import NoMeter
 from ecc.graph import ChannelGraph
-from ecc.measure import Profile, registry
+from ecc.measure import MeasureSettings, Profile, registry
+from ecc.measure.remote.client import InstalledSpec
+from ecc.records import write_record
 from ecc.report.serve import LiveServer
 from ecc.training import load_state
 from export.runs import finished_run, small_task
@@ -245,6 +249,12 @@ def test_the_preset_of_the_paper_sets_solver_model_and_design(folder: Path) -> N
     assert config["min_width_ratio"] == 0
 
 
+def test_defaults_of_hugging_face_models_do_not_change_the_preset_of_the_paper() -> None:
+    assert _defaults_of("hf:tiny", "default", {}) == {"kd_temperature": 1.0}
+    assert _defaults_of("hf:tiny", "default", {"kd_weight": 0}) == {"kd_temperature": None}
+    assert _defaults_of("hf:tiny", "paper", {}) == _defaults_of("digits", "default", {}) == {}
+
+
 def test_training_curves_for_tensorboard_are_those_of_the_history(folder: Path) -> None:
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     words = ("compress", "digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *SHORT, "--quiet")
@@ -294,8 +304,74 @@ def test_a_run_folder_does_not_choose_code_to_execute(folder: Path) -> None:
     assert result.exit_code == 2
     assert f"--task {folder / 'evil.py'}:build" in " ".join(result.stderr.split())
     assert not (folder / "ran").exists()
+    (folder / "timm:evil.py").write_text((folder / "evil.py").read_text())
+    write_record(folder / "run" / TASK_FILE, RememberedTask(task="timm:evil.py:build"))
+    assert ecc("export", "run").exit_code == 2
+    assert not (folder / "ran").exists()
     remember_task(folder / "run", "digits", {"image_size": None})
     assert recall_task(folder / "run").task == "digits"
+
+
+@pytest.mark.parametrize("verb", ["compress --budget 60%", "compare --budgets 60% --methods uniform"])
+@pytest.mark.parametrize(
+    ("meter", "runner", "message"),
+    [
+        ("command:touch ran", None, "names the meter 'command:touch ran', which would be executed"),
+        ("evil.py:Meter", None, "--meter evil.py:Meter"),
+        ("wall", "evil.py:Runner", "--runner evil.py:Runner"),
+    ],
+)
+def test_an_energy_model_does_not_choose_code_to_execute(
+    verb: str, meter: str, runner: str | None, message: str, folder: Path
+) -> None:
+    (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    model = digits_model()
+    info = replace(model.origin.meter, name=meter)
+    settings = None if runner is None else MeasureSettings(runner=runner)
+    replace(model, origin=replace(model.origin, meter=info, settings=settings)).save(folder / "energy.json")
+    name, *words = verb.split()
+    result = ecc(name, "digits", *words, "--energy", "energy.json", "-o", "run", *SHORT)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("words", ["", "--runner auto"])
+def test_a_profile_does_not_choose_code_to_execute(words: str, folder: Path) -> None:
+    (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    short = "--samples 2 --window 0.001 --min-repeats 1 --max-repeats 1 --probe-seconds 0.01 --no-in-turns".split()
+    profiled(*short, meter="wall")
+    text = (folder / "a.profile").read_text()
+    assert text.count('"runner":"eager"') == 1
+    (folder / "a.profile").write_text(text.replace('"runner":"eager"', '"runner":"evil.py:Runner"'))
+    result = ecc("profile", "net.py:plain", "--meter", "wall", "-o", "a.profile", *short, *words.split())
+    assert result.exit_code == 2
+    assert "give --runner evil.py:Runner" in result.stderr
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("verb", ["compress --budget 60%", "compare --budgets 60% --methods uniform"])
+def test_a_task_on_a_board_has_the_batch_of_the_energy_model(
+    verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(targets: object, meter: str, *, task: InstalledSpec, settings: MeasureSettings) -> None:
+        raise NoMeter(f"batch {task.batch}")
+
+    monkeypatch.setattr("ecc.profiling.open_targets", refuse)
+    name, *words = verb.split()
+    result = ecc(
+        name, "digits", *words, "--energy", "energy.json", "--target", "ssh://board", "--meter", "platform:jetson-tx2",
+        "-o", "run", *SHORT,
+    )  # fmt: skip
+    assert f"batch {digits_model().origin.batch}" in result.stderr
+
+
+def test_a_comparison_refuses_a_runner_that_is_not_that_of_its_energy_model(folder: Path) -> None:
+    model = digits_model()
+    replace(model, origin=replace(model.origin, settings=MeasureSettings(runner="eager"))).save(folder / "energy.json")
+    result = ecc("compare", "digits", "--energy", "energy.json", "--runner", "compile", "-o", "runs", *SHORT)
+    assert result.exit_code == 2
+    assert "runner is 'compile', but the energy model was measured with 'eager'" in result.stderr
 
 
 def test_report_writes_into_the_run_or_where_it_is_told_to(folder: Path) -> None:

@@ -77,7 +77,7 @@ def test_files_that_differ_are_kept_unless_forced(run: Path, tmp_path: Path) -> 
     task, out = small_task(), tmp_path / "out"
     out.mkdir()
     (out / "slim.safetensors").write_text("mine")
-    with pytest.raises(BadFile, match=r"slim\.safetensors exists and differs; use --force"):
+    with pytest.raises(BadFile, match=r"slim\.safetensors exists and differs; use force=True"):
         export_run(run, task, output=out)
     assert names(out) == ["slim.safetensors"]
     assert (out / "slim.safetensors").read_text() == "mine"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ecc.energy import counted_cost
-from ecc.errors import EccError
+from ecc.errors import EccError, EccWarning
 from ecc.graph import live_channels
 from ecc.integrations.monitor import SolverMonitor
 from ecc.methods import EccSolver
@@ -84,7 +84,7 @@ def test_channels_that_a_trainer_restores_are_masked_with_a_warning() -> None:
     widths = solver.widths
     net.load_state_dict(before)
     assert live_channels(net, graph) != widths
-    with pytest.warns(UserWarning, match=r"\d+ pruned channels were nonzero again"):
+    with pytest.warns(EccWarning, match=r"\d+ pruned channels were nonzero again"):
         monitor.end()
     assert monitor.slim is not None
     assert live_channels(net, graph) == widths

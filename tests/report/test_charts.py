@@ -58,6 +58,16 @@ def test_charts_are_valid_vega_lite_with_titles_and_descriptions(tmp_path: Path,
         assert params == {"hidden": [], "score": "finetuned", "budget": report.first_budget}
 
 
+def test_scores_of_a_language_model_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", scores={"dense": -3.0445, "finetuned": -3.2})
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "metric": "perplexity"}))
+    text = json.dumps(next(one for one in charts.figures_of(load_report(folder)) if one.name == "score").spec)
+    assert "log-likelihood per token" in text
+    assert "test score" not in text
+    assert "dense 21.0" in text
+
+
 def test_names_are_never_part_of_an_expression(tmp_path: Path) -> None:
     """An expression is code; names belong into the data."""
     report = load_report(write_run(tmp_path / "run", task=HOSTILE, method=HOSTILE, device=HOSTILE))

@@ -64,6 +64,13 @@ def test_a_terminal_shows_progress_cost_and_time_left(monkeypatch: pytest.Monkey
     assert "prune step 150 of 2000" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_the_score_of_a_language_model_is_its_perplexity() -> None:
+    view = CompressProgress(terminal(), now=Clock())
+    view.plan(ENDS, [], FULL, metric="perplexity")
+    view.log(ScoreLine(name="dense", score=-3.0445))
+    assert view._picture().plain == "perplexity 21.0 (dense)"
+
+
 def test_the_speed_is_that_of_the_phase_in_this_session() -> None:
     clock = Clock()
     view = planned(terminal(), clock)

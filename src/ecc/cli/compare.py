@@ -211,7 +211,9 @@ class GridSpec:
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        way: dict[str, Any] = {"targets": self.targets, "inference": self.settings.inference, "task": self.installed()}
+        batch = models[0].origin.batch if models and not self.task.startswith("hf:") else None
+        way: dict[str, Any] = {"targets": self.targets, "inference": self.settings.inference}
+        way["task"] = self.installed(batch)
         with open_meter(self.meter if models else None, torch.device(device), models[:1], **way) as source:
             yield Comparison(
                 build_task(self.task, **self.data, device=device),
@@ -232,13 +234,15 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     """The same comparison with energy models: those of the command, or new ones in the folder of the runs."""
     import torch
 
+    from ecc.energy import EnergyModel
     from ecc.methods.base import check_trainable
     from ecc.methods.grid import check_grid_folder
-    from ecc.profiling import open_meter, profile_and_fit
+    from ecc.profiling import check_inference, open_meter, profile_and_fit
     from ecc.training import DistributedContext
 
     resources = measured_resources([parse_budget(text) for text in spec.budgets])
     if spec.energy or not resources:
+        check_inference([EnergyModel.load(path) for path in spec.energy], spec.settings)
         return spec
     check_grid_folder(output)
     device, task = usable_device(spec.device), build_task(spec.task, **spec.data)

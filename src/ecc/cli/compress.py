@@ -109,7 +109,7 @@ def compress(
     parsed = _parse_budgets(budgets, several, unstructured)
     for spec in trackers:
         parse_tracker(spec)
-    made = make_settings(preset, {**_defaults_of(task, settings), **settings})
+    made = make_settings(preset, {**_defaults_of(task, preset, settings), **settings})
 
     from rich.console import Console  # here and not above: mistakes in the command line are answered at once
 
@@ -212,13 +212,13 @@ def _compress_weights(
     source = zero_skipping_platform(meter)
     job = WeightCompression(task, budgets, source, settings=settings, device=distributed.device)
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
-    with show_progress(shown, settings, job.feasibility(), full, distributed) as view:
+    with show_progress(shown, settings, job.feasibility(), full, distributed, task.metric) as view:
         return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
 
-def _defaults_of(task: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Default settings that depend on the task."""
-    if not task.startswith("hf:"):
+def _defaults_of(task: str, preset: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Default settings that depend on the task; another preset has its own."""
+    if not task.startswith("hf:") or preset != PRESETS[0]:
         return {}
     return {**TRANSFORMERS_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
 

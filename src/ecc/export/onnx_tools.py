@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ecc.errors import BadTask, CannotExport
+from ecc.errors import BadTask, CannotExport, option_hint
 from ecc.graph.forward_pass import as_call
 from ecc.measure.runners import onnx_network
 from ecc.task import Inputs, Task, batch_size_of, split_batch
@@ -42,7 +42,9 @@ def check_int8(task: Task, mode: str | None) -> None:
     if mode is not None and mode not in MODES:
         raise CannotExport(f"int8 mode {mode!r} is unknown; choose {' or '.join(MODES)}.")
     if mode == "static" and task.train_batches is None:
-        raise BadTask(f"task {task.name!r} has no train_batches to calibrate static int8; use --int8 dynamic.")
+        raise BadTask(
+            f"task {task.name!r} has no train_batches to calibrate static int8; use {option_hint('int8', 'dynamic')}."
+        )
 
 
 def _feeds(session: Any, task: Task) -> Iterator[dict[str, Any]]:

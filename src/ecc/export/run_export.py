@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ecc.constants import EXPORT_FORMATS
-from ecc.errors import BadFile, CannotExport, first_line
+from ecc.errors import BadFile, CannotExport, first_line, option_hint
 from ecc.graph.forward_pass import as_call
 from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
@@ -169,7 +169,11 @@ def export_run(
             if is_kept:  # the user may have edited it
                 (temporary / CARD).unlink()
             _publish(sorted(temporary.iterdir()), folder, force=force)
-    notes = (f"{CARD} exists and differs; it was kept. Use --force to overwrite it.",) if is_kept else ()
+    notes = (
+        (f"{CARD} exists and differs; it was kept. Use {option_hint('force', True)} to overwrite it.",)
+        if is_kept
+        else ()
+    )
     return ExportedRun(folder, tuple(files), summary, notes)
 
 
@@ -203,7 +207,7 @@ def _check_formats(formats: Sequence[str], int8: str | None) -> None:
         for module in FORMATS[name].needs if name in FORMATS else ():
             import_runtime(module)
     if int8 is not None and "onnx" not in formats:
-        raise CannotExport("int8 files are made from the ONNX file; add --format onnx.")
+        raise CannotExport("int8 files are made from the ONNX file; add the format onnx.")
 
 
 def _check_runs(slim: nn.Module, example_input: Inputs, run: Path) -> None:
@@ -278,7 +282,7 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
                 shutil.rmtree(stale, ignore_errors=True)
         temporary = Path(mkdtemp(dir=folder, prefix=".export."))
     except OSError as error:
-        raise BadFile(f"cannot write into {folder}: {error.strerror}. Give another folder with -o.") from None
+        raise BadFile(f"cannot write into {folder}: {error.strerror}. Give another folder.") from None
     try:
         with lock_folder(temporary):
             yield temporary
@@ -298,7 +302,9 @@ def _publish(files: Sequence[Path], folder: Path, *, force: bool) -> None:
     """Move verified files to their names; none of them if one is refused."""
     others = [folder / file.name for file in files if _differs(file, folder / file.name)]
     if others and not force:
-        raise BadFile(f"{others[0]} exists and differs; use --force to overwrite it, or give another folder.")
+        raise BadFile(
+            f"{others[0]} exists and differs; use {option_hint('force', True)} to overwrite it, or give another folder."
+        )
     for other in others:
         if not other.is_file():
             raise BadFile(f"{other} exists and is not a file; give another folder.")

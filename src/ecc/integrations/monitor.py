@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ecc.errors import EccError
+from ecc.errors import EccError, EccWarning
 from ecc.graph import ChannelGraph, live_channels
 from ecc.graph.slimming import build_slim
 from ecc.methods.ecc.solver import EccSolver
@@ -61,6 +61,7 @@ class SolverMonitor:
                 f"{back} pruned channels were nonzero again at the end of the training, as after loading an earlier "
                 "checkpoint (load_best_model_at_end) or averaging weights. They are masked, so that the budget holds, "
                 "but such a network was not trained without them.",
+                EccWarning,
                 stacklevel=2,
             )
         patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}

@@ -14,7 +14,7 @@ from dataclasses import asdict
 import altair as alt
 from altair.utils import schemapi
 
-from ecc.formatting import percent, si_scale
+from ecc.formatting import percent, score_text, si_scale
 from ecc.run_records import SCORES
 
 from .chart_parts import (
@@ -82,10 +82,10 @@ def tradeoff(report: Report) -> Figure | None:
     methods, colour, tests = report.methods, method_colour(report.methods), ("datum.score_name === score", IS_SHOWN)
     x = x_axis("cost", f"{title}, {', '.join(report.labels)}", scale=alt.Scale(zero=False))
     scale = alt.Scale(zero=False, nice=True)
-    y = y_axis("score", "test score", scale=scale)
+    y = y_axis("score", _score_title(report), scale=scale)
     tips = tooltips(("method", "method"), ("budget", "budget"), ("cost", unit or main.resource, ".4~g"))
     tips += tooltips(("score", "score", ".4f"), ("std", "std over seeds", ".4f"), ("seeds", "seeds"))
-    low = y_axis("low", "test score", scale=scale)
+    low = y_axis("low", _score_title(report), scale=scale)
     parts = [
         make_chart(single, *tests).mark_point(filled=True, size=14, opacity=0.45).encode(x, y, colour),
         make_chart(means, *tests, "datum.std > 0")
@@ -110,6 +110,11 @@ def tradeoff(report: Report) -> Figure | None:
     if len(report.seeds) > 1:
         caption = f"Mean over {len(report.seeds)} seeds; vertical lines show ±1 std, small dots the single runs."
     return make_figure("tradeoff", f"Score against {main.title}", caption, 380, *parts)
+
+
+def _score_title(report: Report) -> str:
+    """Title of an axis of scores. That of a perplexity is its logarithm, so that higher is better in every chart."""
+    return "test score" if report.metric == "score" else "log-likelihood per token"
 
 
 def _means_over_seeds(points: Sequence[Row]) -> list[Row]:
@@ -319,14 +324,14 @@ def score(report: Report) -> Figure | None:
     last = run.curves.phases[-1].end
     times = {"dense": ends.get("pretrain", 0.0), "pruned": ends.get("prune", last), "finetuned": last}
     rows = [
-        {"batches": times[name], "score": value, "name": name, "text": f"{name} {value:.4f}"}
+        {"batches": times[name], "score": value, "name": name, "text": f"{name} {score_text(value, run.metric)}"}
         for name, value in run.scores.items()
         if name in times
     ]
     if not rows:
         return None
     x, tips = _time(report), tooltips(("name", "network"), ("score", "score", ".4f"))
-    y = y_axis("score", "test score", scale=alt.Scale(zero=False, padding=24), axis=alt.Axis(tickCount=4))
+    y = y_axis("score", _score_title(report), scale=alt.Scale(zero=False, padding=24), axis=alt.Axis(tickCount=4))
     align: Row = {"expr": "datum.batches < 1 ? 'left' : 'right'"}
     parts = [
         *_phase_marks(report, text=False),

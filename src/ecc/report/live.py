@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from ecc.formatting import duration, percent, si
+from ecc.formatting import duration, percent, score_text, si
 from ecc.measure.meter import MeterInfo
 from ecc.measure.profile import Profile
 from ecc.measure.profiler import Progress
@@ -67,7 +67,7 @@ class CompressProgress(_View):
         self._ends: dict[str, int] = {}
         self._budgets: dict[str, Feasibility] = {}
         self._full: dict[str, int] = {}
-        self._processes = 1
+        self._processes, self._metric = 1, "score"
         self._where = self._score = self._cost = self._bars = ""
         self._end_times: dict[str, float] = {}  # of the phase, and of the run
         self._phase_start: tuple[str, float, int] | None = None  # name, time, and steps before, in this session
@@ -78,7 +78,12 @@ class CompressProgress(_View):
         return Live(get_renderable=self._picture, console=console, refresh_per_second=_REFRESHES, transient=True)
 
     def plan(
-        self, ends: Mapping[str, int], budgets: Sequence[Feasibility], full: Mapping[str, int], processes: int = 1
+        self,
+        ends: Mapping[str, int],
+        budgets: Sequence[Feasibility],
+        full: Mapping[str, int],
+        processes: int = 1,
+        metric: str = "score",
     ) -> None:
         """Set what the run will do.
 
@@ -87,8 +92,9 @@ class CompressProgress(_View):
             budgets: The budgets.
             full: Channels, or weights, of each group in the dense network.
             processes: Number of processes; each step takes one batch per process.
+            metric: What the scores are, as in `Task`.
         """
-        self._ends, self._full, self._processes = dict(ends), dict(full), processes
+        self._ends, self._full, self._processes, self._metric = dict(ends), dict(full), processes, metric
         self._budgets = {one.resource: one for one in budgets}
 
     def show(self, what: RenderableType) -> None:
@@ -107,7 +113,7 @@ class CompressProgress(_View):
             kept = line.get("widths") or line.get("nonzeros") or {}
             self._bars = sparkline(kept[name] / full for name, full in self._full.items() if name in kept)
         elif phase == "score":
-            self._score = f"score {line['score']:.4f} ({line['name']})"
+            self._score = f"{self._metric} {score_text(line['score'], self._metric)} ({line['name']})"
         elif "loss" in line:
             self._training(line)
 

@@ -12,6 +12,7 @@ lr = 1e-5
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -75,7 +76,7 @@ def read_recipe(path: str | Path) -> Recipe:
             raise BadFile(f"{path}: unknown key {key!r}; known keys: {', '.join(known)}.")
     if "task" not in table:
         raise BadFile(f'{path} has no key task; add for example task = "mobilenet_v1".')
-    _refuse_code(path, table)
+    _refuse_code(path, table, settings)
     file = from_builtins(table, RecipeFile, path)
     try:
         made = settings_from(CompressSettings, settings, f"{path}: ")
@@ -86,12 +87,14 @@ def read_recipe(path: str | Path) -> Recipe:
     return Recipe(**values, settings=made, given=tuple(settings))
 
 
-def _refuse_code(path: Path, table: dict[str, Any]) -> None:
+def _refuse_code(path: Path, table: dict[str, Any], settings: dict[str, Any]) -> None:
     """A recipe may come from someone else, so it must not name code to execute."""
-    for name, advice in (
-        ("task", "a recipe may name a bundled network, torchvision:NAME or timm:NAME"),
-        ("meter", "give it with --meter"),
+    for name, values, advice in (
+        ("task", table, "a recipe may name a bundled network, torchvision:NAME or timm:NAME"),
+        ("meter", table, "give it with --meter"),
+        ("runner", settings, "give it with --runner"),
     ):
-        value = str(table.get(name, ""))
-        if value.startswith("command:") or ".py" in Path(value.partition(":")[0]).suffix.lower():
+        value = str(values.get(name, ""))
+        # A file may stand behind another colon, as in C:\net.py:build.
+        if value.startswith("command:") or re.search(r"\.py(:|$)", value, re.IGNORECASE):
             raise BadFile(f"{path}: {name} is {value!r}, which would be executed; {advice}.")

@@ -100,14 +100,15 @@ def _from_library_or_file(spec: str) -> Task:
         raise BadTask(f"task {spec!r} is a recipe; give it to `ecc compare`, or name its network here.")
     if spec.endswith(".py"):
         raise BadTask(f"task {spec!r} names a file but no function; write {spec}:FUNCTION.")
+    library, _, name = spec.partition(":")
+    if library == "torchvision":
+        return _from_torchvision(name)
+    if library == "timm":
+        return _from_timm(name)
     # From the right, because a path may hold a colon of its own (C:\task.py).
     left, _, right = spec.rpartition(":")
     if left.endswith(".py"):
         return _from_file(Path(left), right)
-    if left == "torchvision":
-        return _from_torchvision(right)
-    if left == "timm":
-        return _from_timm(right)
     suggestion = did_you_mean(left, ("torchvision", "timm", "hf")) if left else did_you_mean(spec, BUNDLED_TASKS)
     raise BadTask(
         f"unknown task {spec!r}{suggestion}; choose one of {', '.join(BUNDLED_TASKS)}, "
