@@ -29,7 +29,7 @@ from ecc.budget import (
     parse_budgets,
     parse_several_budgets,
 )
-from ecc.constants import EXPORT_FORMATS, PRESETS
+from ecc.constants import EXPORT_FORMATS
 from ecc.energy import EnergyModel
 from ecc.errors import BadTask, EccError, EccWarning, UntraceableModel
 from ecc.formatting import si
@@ -62,10 +62,6 @@ from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger, open_run
 from ecc.training.batches import to_device
 from ecc.training.run_dir import check_run_folder
-
-LR = 1e-3
-"""Default learning rate of `compress`."""
-
 
 # ---------------------------------------------------------------- one call
 
@@ -211,7 +207,7 @@ def compress(
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
             `finetune_steps=` set the two numbers of steps directly.
         lr: Learning rate of pruning, and of finetuning, where it follows a cosine to 0. By default that of
-            `optimizer`, that of the preset "paper", or 1e-3.
+            `optimizer`, or that of the preset: 1e-4 for "default", 1e-5 for "paper".
         optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which the class and the settings
             are used for new ones; or a function from parameters to an optimizer.
         meter: "auto", "nvml", "rapl", "platform:jetson-tx2" and so on (see `find_meter`), or a meter of your own.
@@ -264,8 +260,8 @@ def compress(
         workloads=default_workloads(model, example_input) if workloads is None else tuple(workloads),
     )
     given = {**_steps(train_loader, epochs, settings), **settings}
-    if lr is not None or preset == PRESETS[0]:
-        given["lr"] = LR if lr is None else lr
+    if lr is not None:
+        given["lr"] = lr
     if distill != "auto":
         given["kd_weight"] = distill
     with _explain_first_input(example_input if is_first_batch else None):
@@ -531,7 +527,9 @@ def optimizer_factory(optimizer: Any, lr: float | None = None) -> OptimizerFacto
         known = signatures.signature(make).parameters
         options = {key: value for key, value in optimizer.param_groups[0].items() if key in known and key != "params"}
     elif isinstance(optimizer, type):
-        options = {"lr": LR}
+        rate = signatures.signature(optimizer).parameters.get("lr")
+        if rate is not None and rate.default is rate.empty:  # not one of PyTorch's
+            options = {"lr": CompressSettings().lr}
     if not callable(make):
         raise EccError(
             f"optimizer is {type(optimizer).__name__}; give an optimizer class, an optimizer, or a function from "
