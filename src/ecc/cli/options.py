@@ -375,19 +375,6 @@ def recall_task(folder: Path) -> RememberedTask:
 # ---------------------------------------------------------------- small things
 
 
-def usable_device(name: str | None) -> str:
-    """The training device: the named one if torch can compute there; else a GPU, or the CPU."""
-    import torch
-
-    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise EccError(f"device {device!r} cannot be used: {reason}. Give --device cpu, or leave it out.") from None
-    return device
-
-
 def console(*, is_shown: bool) -> Console | None:
     """stderr for progress; None if nothing is shown."""
     from rich.console import Console
