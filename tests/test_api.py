@@ -260,6 +260,11 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
             ecc.trace_channels(model, torch.zeros(1, 3, 8, 8))
 
 
+def test_a_network_without_values_is_refused() -> None:
+    with pytest.raises(BadTask, match=r"0\.weight of the model is on the device meta and has no values; build"):
+        compress(network().to("meta"), loader(), "macs=50%")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -267,7 +272,10 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
         ({"budget": 0.5}, EccError, "write 50%"),
         ({"budget": "macs=0.1%"}, InfeasibleBudget, "reach"),
         ({"train_loader": []}, BadTask, "no batches"),
+        ({"train_loader": None}, BadTask, "train_loader is NoneType; give a DataLoader"),
+        ({"train_loader": lambda _: 5}, BadTask, "train_loader returned int; give a DataLoader"),
         ({"train_loader": [3]}, BadTask, "example_input="),
+        ({"device": "gpu"}, EccError, "device 'gpu' cannot be used: .*Give device='cpu', or leave it out"),
         ({"train_loader": [{"img": torch.zeros(2, 3, 8, 8)}] * 9}, UntraceableModel, "keys img.*give example_input="),
         (
             {"train_loader": [torch.zeros(2, 5, 8, 8)] * 9},

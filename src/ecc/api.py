@@ -58,7 +58,7 @@ from ecc.task import (
     split_batch,
     takes_model,
 )
-from ecc.torch_utils import device_of
+from ecc.torch_utils import device_of, usable_device
 from ecc.training import DistributedContext, Logger, open_run
 from ecc.training.batches import to_device
 from ecc.training.run_dir import check_run_folder
@@ -279,7 +279,7 @@ def compress(
             freeze=freeze,
             method=method,
             optimizer=optimizer_factory(optimizer, lr),
-            device=device or device_of(model),
+            device=device_of(model) if device is None else usable_device(device),
             console=Console(stderr=True) if progress else None,
         )
     for one in result.front or (result,):
@@ -316,6 +316,7 @@ def compress_task(
     the targets; `distributed`, the processes that train together; `loggers`, which get every number of the history;
     `console`, where progress is shown; and `several`, whether each budget gets a result of its own.
     """
+    _check_values(task.model)
     distributed = distributed or DistributedContext(torch.device(device))
     check_method(find_method(method), task, settings)
     if several:
@@ -424,9 +425,22 @@ LABELS = ("label", "labels", "label_ids", "target", "targets")
 """Keys of a dict batch that are not inputs of the deployed network."""
 
 
+def _check_values(model: nn.Module) -> None:
+    """Refuse a network that was built without values, on the device meta."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise BadTask(
+                f"{name} of the model is on the device meta and has no values; build the network on the CPU and load "
+                "its weights first."
+            )
+
+
 def _first_input(loader: Any, loss: Callable[..., Any] | None) -> Any:
     """The inputs of the first batch of a loader, as the deployed network gets them."""
     batches: Iterable[Any] = loader(0) if callable(loader) else loader
+    if not hasattr(batches, "__iter__"):
+        what = f"train_loader{' returned' if callable(loader) else ' is'} {type(batches).__name__}"
+        raise BadTask(f"{what}; give a DataLoader, another iterable of batches, or a function of the epoch.")
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws its seed
         batch = next(iter(batches), None)
     if batch is None:
@@ -451,7 +465,7 @@ def _explain_first_input(first: Any) -> Iterator[None]:
         if first is None or "on the example input" not in str(error):
             raise
         if isinstance(first, dict):
-            found = f"a dict with the keys {', '.join(map(str, first))}"
+            found = f"a dict with the keys {', '.join(map(str, first))}, which are arguments of the network"
         else:
             found = " and ".join(str(tuple(one.shape)) for one in (first if isinstance(first, tuple) else (first,)))
             found = f"of shape {found}"
