@@ -274,7 +274,7 @@ Time of a training step with `EccSolver`, during pruning in a run of 20,000 step
 {steps_verdict("step_time.json")}, and {steps_verdict("step_time_cpu.json")} (processor time of one thread).
 In the MLP stack half of all weights consume prunable channels and are masked at every step. The parts of the
 solver's step on a GPU: {parts_of_step(load("step_time.json")["networks"]["MLP stack"])}.
-The script takes blocks in a symmetric order now, with which the GPU rows have not been measured yet. The row of the MLP stack on a CPU was measured on a busy machine,
+The row of the MLP stack on a CPU was measured on a busy machine,
 where such ratios vary by a few hundredths from call to call.
 
 {step_times()}

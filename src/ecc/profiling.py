@@ -106,9 +106,7 @@ def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
         return None
     if spec == "auto" and origin.meter.name == "platform":
         return find_meter(f"platform:{origin.meter.device_id}")
-    if (
-        spec == "auto" and ":" in origin.meter.name
-    ):  # the name of a program or a Python file, which a file must not choose
+    if spec == "auto" and ":" in origin.meter.name:  # a program or a Python file, which a file must not choose
         raise BadMeasurement(
             f"the energy model names the meter {origin.meter.name!r}, which would be executed. If you trust it, give "
             f"{option_hint('meter', origin.meter.name)}."
