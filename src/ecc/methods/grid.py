@@ -5,7 +5,7 @@
     RUNS/seed-0/ecc-50/         one run
 
 Finished runs are skipped, interrupted ones are resumed, and failed ones leave a file with the reason. Tables and
-figures are made from the folders alone (`ecc.report.compare`).
+figures are made from the folders alone (`ecc.report.load`).
 """
 
 from __future__ import annotations
