@@ -539,12 +539,16 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     def raises(model: Any) -> float:
         raise FileNotFoundError("no test split")
 
-    broken, frozen = wide_task(), wide_task()
+    broken, infinite, buffer, frozen = wide_task(), wide_task(), wide_task(), wide_task()
     broken.model.conv1.bias.data[0] = float("nan")  # type: ignore[union-attr,index]
+    infinite.model.conv1.bias.data[0] = float("inf")  # type: ignore[union-attr,index]
+    buffer.model.register_buffer("scale", torch.tensor([1.0, float("nan")]))
     frozen.model.requires_grad_(False)
     for task, message in (
         (wide_task(train_batches=None, loss=None), "'chain' has no train_batches"),
         (broken, "conv1.bias of task 'chain' contains NaN"),
+        (infinite, "conv1.bias of task 'chain' contains NaN or infinite values"),
+        (buffer, "scale of task 'chain' contains NaN"),
         (frozen, "no parameter of task 'chain' is trainable"),
         (wide_task(evaluate=raises), "evaluate of task 'chain' raised FileNotFoundError: no test split"),
         (wide_task(evaluate=lambda _: float("nan")), "evaluate of task 'chain' returned nan"),
@@ -556,6 +560,26 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTask, match="its needs_held_out must be True"):
         job.run(tmp_path / "other")
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+class Causal(nn.Module):
+    """Each position has the mean of the positions up to it, by a mask of -inf as in causal attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.head = nn.Linear(6, 32), nn.Linear(32, 2)
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.wide(self.mask.softmax(-1) @ inputs).relu())
+
+
+def test_a_buffer_may_be_infinite(tmp_path: Path) -> None:
+    task = wide_task("transformer MLP", model=Causal())
+    settings = CompressSettings(prune_steps=4, finetune_steps=1)
+    result = Compression(task, parse_budgets(["macs=60%"]), settings=settings).run(tmp_path / "run")
+    assert result.summary.met
+    assert torch.equal(result.model.mask, task.model.mask)  # type: ignore[arg-type]  # tensors
 
 
 @pytest.mark.thorough
