@@ -435,22 +435,30 @@ def test_a_run_that_is_stopped_in_every_phase_ends_bit_for_bit_the_same(tmp_path
     assert 0 < len(early.points) < len(whole.points)
 
 
-@pytest.mark.parametrize(("settings", "every"), [({"checkpoint_every": None}, False), ({"checkpoint_steps": 5}, True)])
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [({"checkpoint_every": None}, None), ({"checkpoint_steps": 1}, 1), ({"checkpoint_steps": 5}, 5)],
+)
 def test_a_search_is_saved_when_a_checkpoint_is_due(
-    settings: dict[str, int | None], every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, int | None], every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of a search take milliseconds: a checkpoint after each one would take longer than the search."""
-    phases: list[str] = []
+    saved: list[int] = []
     save = RunDir.save
-    monkeypatch.setattr(RunDir, "save", lambda run, state: (phases.append(state["phase"]), save(run, state)))
+
+    def count(run: RunDir, state: dict[str, Any]) -> None:
+        if state["phase"] == "prune":
+            saved.append(state["extra"]["controller"]["steps"])
+        save(run, state)
+
+    monkeypatch.setattr(RunDir, "save", count)
     job = wide_job("45%", task=wide_task(evaluate_held_out=lambda _: 0.0), **settings)
     job.method = SMALL["lcp"]()
     job.run(tmp_path / "run")
-    history = history_of(tmp_path / "run")
-    steps, checks = (sum(line["phase"] == phase for line in history) for phase in ("lcp", "cost_check"))
-    assert steps > 2 * checks
-    # A step back to an earlier result belongs to the step before it.
-    assert phases.count("prune") in ((steps - 1, steps) if every else (checks,))
+    checks = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "cost_check"]
+    assert checks[-1] > 2 * len(checks)
+    due = [] if every is None else range(every, max(saved) + 1, every)
+    assert sorted(set(saved)) == sorted({*checks, *due})
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "ecc"])

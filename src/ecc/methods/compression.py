@@ -553,8 +553,9 @@ class _Saver:
 
     def after_step(self, *, is_measured: bool) -> None:
         settings, folder = self._job.settings.train, self._job.folder
-        age, stop = time.monotonic() - self._saved_at, self._stop.signum
-        is_due = settings.checkpoint_steps is not None or (settings.checkpoint_seconds or math.inf) <= age
+        age, stop, every = time.monotonic() - self._saved_at, self._stop.signum, settings.checkpoint_steps
+        is_old = (settings.checkpoint_seconds or math.inf) <= age
+        is_due = is_old or (every is not None and self._controller.steps % every == 0)
         if is_measured or is_due or stop:
             self._saved_at = time.monotonic()
             model, stream = self._context.model.state_dict(), self._context.stream.state()
