@@ -347,6 +347,30 @@ def test_unread_channels_of_an_unslimmed_network_are_removed(tmp_path: Path) -> 
     assert result.summary.budgets["energy"].result == pytest.approx(true_model(result.graph).at(result.widths))
 
 
+def weighted(model: nn.Module, batch: Any) -> torch.Tensor:
+    _, inputs, targets, weights = batch
+    return (weights * (model(inputs).flatten(1).mean(1) - targets).square()).mean()
+
+
+def weighted_batches(epoch: int) -> Iterator[Any]:
+    for number, (inputs, targets) in enumerate(jobs.noise_batches((3, 4, 4), epoch)):
+        yield f"batch {number}", inputs, targets, torch.ones_like(targets)
+
+
+@pytest.mark.parametrize("method", ["uniform", "one_shot", "amc", "lcp"])
+def test_batches_that_only_the_loss_understands(method: str, tmp_path: Path) -> None:
+    """Only the form of the batches differs, so the results are equal."""
+    found = []
+    for fields in ({}, {"train_batches": weighted_batches, "loss": weighted}):
+        task = wide_task("residual", evaluate_held_out=lambda _: 0.0, **fields)
+        settings = CompressSettings(prune_steps=4, finetune_steps=1)
+        job = Compression(task, parse_budgets(["macs=60%"]), settings=settings, method=method)
+        if method in SMALL:
+            job.method = SMALL[method]()
+        found.append(job.run(tmp_path / str(len(found))))
+    assert same_result(*found)
+
+
 # ---------------------------------------------------------------- stopped and resumed
 
 

@@ -39,7 +39,7 @@ from ecc.run_records import (
     SolverLine,
 )
 from ecc.settings import CompressSettings, deployment
-from ecc.task import Task, TokenWorkload, batch_size_of, split_batch
+from ecc.task import Task, TokenWorkload, batch_size_of, model_inputs_of
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -339,7 +339,7 @@ class Compression(CompressionRunner):
             self._max_relative_diff = max_relative_diff(model, small, inputs)
             self.report(f"slimmed; max relative difference to the masked network {self._max_relative_diff:.1g}")
             if not has_schedule(self.method):  # its batch norms are up to date
-                recalibrate_(small, self._calibration_inputs())
+                recalibrate_(small, self._calibration_inputs(small))
             self._score("pruned", small)
         steps = self.settings.finetune_steps + (pruned.unused_steps if self.finetunes_unused else 0)
         if steps:
@@ -389,16 +389,16 @@ class Compression(CompressionRunner):
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.train.precision)
         with (
             torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
-            recalibrated(model, self._calibration_inputs()),
+            recalibrated(model, self._calibration_inputs(model)),
             wrap_user_errors(f"evaluate_held_out of task {self.task.name!r}"),
         ):
             return float(self.task.evaluate_held_out(model))
 
-    def _calibration_inputs(self) -> list[Any]:
+    def _calibration_inputs(self, model: nn.Module) -> list[Any]:
         """The first inputs of the task, for batch norms of pruned networks; the same for all methods."""
         if not self._calibration:
             stream = BatchStream(self.task, device=self.device, seed=self.settings.train.seed)
-            self._calibration = [split_batch(batch)[0] for batch in islice(stream, BATCHES)]
+            self._calibration = [model_inputs_of(model, one, self.task.loss) for one in islice(stream, BATCHES)]
         return self._calibration
 
     def _log_method(self, values: Mapping[str, Any]) -> None:
