@@ -26,6 +26,7 @@ from ecc.methods import compression as compression_module
 from ecc.methods import runner as runner_module
 from ecc.methods.base import magnitudes
 from ecc.methods.budget_controller import TOLERANCE_BAND
+from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer
 from ecc.methods.registry import METHODS, find_method
 from ecc.methods.runner import describe_slow_data
 from ecc.options import settings_from
@@ -457,6 +458,41 @@ def test_a_run_that_is_stopped_in_every_phase_ends_bit_for_bit_the_same(tmp_path
     assert sum("pretraining the dense network" in line for line in messages) == 2  # not again once it was trained
     assert late.points == whole.points  # a logger gets every point once
     assert 0 < len(early.points) < len(whole.points)
+
+
+@pytest.mark.parametrize(("factor", "least"), [(1e4, 6), (1e7, 12)])
+@pytest.mark.parametrize("solver", ["scheduled", "admm"])
+def test_steps_that_overflow_in_fp16_do_not_delay_pruning(
+    factor: float, least: int, solver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped: list[int] = []
+    skip = PruningOptimizer.skip_step
+    monkeypatch.setattr(PruningOptimizer, "skip_step", lambda solver: (skipped.append(solver._steps), skip(solver)))
+
+    def run(folder: str, stop: int | None = None) -> Any:
+        def batches(epoch: int) -> Iterator[Any]:
+            for number, batch in enumerate(jobs.noise_batches((3, 4, 4), epoch), start=1):
+                if stop == 4 * epoch + number:
+                    os.kill(os.getpid(), 15)
+                yield batch
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return factor * jobs.squared(outputs, targets)
+
+        task = wide_task("residual", train_batches=batches, loss=loss)
+        values = {"prune_steps": 12, "finetune_steps": 1, "precision": "fp16", "lr": 1e-4, "solver": solver}
+        job = Compression(task, parse_budgets(["macs=50%"]), settings=settings_from(CompressSettings, values))
+        return job.run(tmp_path / folder)
+
+    whole = run("whole")
+    count = len(skipped)
+    assert count >= least
+    assert whole.summary.met
+    assert whole.summary.within_band
+    with pytest.raises(Interrupted):
+        run("parts", stop=6)
+    assert same_result(run("parts"), whole)
+    assert len(skipped) == 2 * count
 
 
 @pytest.mark.parametrize(
