@@ -26,7 +26,15 @@ from torch import nn
 from ecc.errors import BadFile, BadMeasurement, option_hint
 from ecc.graph import ChannelGraph
 from ecc.options import flat_values, settings_from
-from ecc.settings import CLOCK_SETTINGS, PROFILE_SETTINGS, Design, MeasureSettings, Shard, deployment
+from ecc.settings import (
+    CLOCK_SETTINGS,
+    PROFILE_SETTINGS,
+    Design,
+    MeasureSettings,
+    Shard,
+    deployment,
+    refuse_runner_of_file,
+)
 from ecc.task import Inputs, check_input
 
 from .design import sample_widths
@@ -108,7 +116,10 @@ def find_runner(
     path, search = Path(path), None
     for begun in (path, *sorted(path.parent.glob(f"{path.name}.shard-*-of-*"))):
         header = Profile.load(begun).header if begun.exists() else None
-        if header is not None and header.settings is not None and header.runner_search is not None:
+        if header is None or header.settings is None:
+            continue
+        refuse_runner_of_file(header.settings.runner, settings.runner, str(begun))
+        if header.runner_search is not None:
             kept = {name: getattr(header.settings, name) for name in ("runner", "precision", "channels_last")}
             settings, search = replace(settings, **kept), header.runner_search
             break

@@ -109,7 +109,8 @@ class Compression(CompressionRunner):
         BadFile: If a model belongs to another network.
         BadMeasurement: If the meter reads another device than that of a model.
         BadTask: If the task cannot be trained.
-        EccError: If the method is unknown.
+        EccError: If the method is unknown, or a model was measured with a runner in a Python file that is not that of
+            the settings.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Compression(CompressionRunner):
         self.energy_models = {model.resource: model for model in models}
         if len(self.energy_models) < len(models):
             raise BadBudget("two models are given for the same resource; give one of each.")
-        check_meter(meter, models)
+        check_meter(meter, models, self.settings.runner)
         self.meter = meter if models else None
         batch = models[0].origin.batch if models and not task.workloads else None
         self.graph, self.example_input = trace_task(task, batch, freeze, self.settings.trace.attention)
@@ -226,11 +227,10 @@ class Compression(CompressionRunner):
     def _make_evaluator(self) -> CostEvaluator | WorkloadEvaluator:
         """Measures the dense network at given widths; the pruned one would not do: zeros take less energy."""
         model, models = self.task.model, self.energy_models
+        options: dict[str, Any] = {"distributed": self.distributed, "runner": self.settings.runner}
         used = [one for one in self.task.workloads if any(name in models for name in one.resources.values())]
         if not used:
-            return CostEvaluator(
-                model, self.graph, self.example_input, models, self.meter, distributed=self.distributed
-            )
+            return CostEvaluator(model, self.graph, self.example_input, models, self.meter, **options)
         found = {}
         for workload in used:
             own = {name: models[resource] for name, resource in workload.resources.items() if resource in models}
@@ -240,7 +240,7 @@ class Compression(CompressionRunner):
                 workload_input(model, workload),
                 own,
                 self.meter,
-                distributed=self.distributed,
+                **options,
             )
         return WorkloadEvaluator(found)
 

@@ -35,6 +35,7 @@ from ecc.training import BatchStream, Interrupted, load_state, open_run, save_st
 from .base import Method, check_needs_held_out
 from .baselines.scratch import Scratch
 from .compression import Compression
+from .cost_evaluator import check_meter
 from .registry import METHODS, find_method
 from .runner import adam, initial_weights_checksum, result_settings
 
@@ -132,6 +133,7 @@ class Comparison:
         self.task, self.meter, self.device = task, meter, torch.device(device)
         self.energy_models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
         self.settings, self.protocol = settings or CompressSettings(), protocol
+        check_meter(meter, self.energy_models, self.settings.runner)
         self.methods = tuple(sorted(dict.fromkeys(methods), key=lambda name: name == SCRATCH))  # after ecc
         self.budgets, self.seeds, self.quick, self.freeze = tuple(dict.fromkeys(budgets)), seeds, quick, tuple(freeze)
 
