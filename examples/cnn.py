@@ -26,5 +26,5 @@ def accuracy(model):
 print(ecc.inspect(model, images[:1]))
 # The platform estimates energy from published constants; leave `meter` out on a machine with an energy meter.
 result = ecc.compress(model, loader, budget="50%", loss=F.cross_entropy, evaluate=accuracy, epochs=8,
-                      meter="platform:jetson-tx2", pretrain_steps=60)  # fmt: skip
+                      lr=1e-3, meter="platform:jetson-tx2", pretrain_steps=60)  # fmt: skip
 print(result)

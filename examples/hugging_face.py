@@ -20,6 +20,6 @@ def example(seed):
 
 loader = DataLoader([example(seed) for seed in range(512)], batch_size=32, shuffle=True)
 result = ecc.compress(
-    model, loader, budget="macs=70%", loss=lambda model, batch: model(**batch).loss, epochs=4, folder="bert"
+    model, loader, budget="macs=70%", loss=lambda model, batch: model(**batch).loss, epochs=4, lr=1e-3, folder="bert"
 )
 print(result)

@@ -165,7 +165,7 @@ def test_the_learning_rate_is_that_of_the_preset_unless_it_is_given() -> None:
         found: float = json.loads(Path(folder, "config.json").read_text())["config"]["settings"]["lr"]
         return found
 
-    assert lr("default") == 1e-3
+    assert lr("default") == ecc.CompressSettings().lr == 1e-4  # as on the command line
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EccWarning)  # four steps are too few for the solver of the paper
         assert lr("paper", preset="paper") == 1e-5
@@ -260,6 +260,11 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
             ecc.trace_channels(model, torch.zeros(1, 3, 8, 8))
 
 
+def test_a_network_without_values_is_refused() -> None:
+    with pytest.raises(BadTask, match=r"0\.weight of the model is on the device meta and has no values; build"):
+        compress(network().to("meta"), loader(), "macs=50%")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -267,7 +272,10 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
         ({"budget": 0.5}, EccError, "write 50%"),
         ({"budget": "macs=0.1%"}, InfeasibleBudget, "reach"),
         ({"train_loader": []}, BadTask, "no batches"),
+        ({"train_loader": None}, BadTask, "train_loader is NoneType; give a DataLoader"),
+        ({"train_loader": lambda _: 5}, BadTask, "train_loader returned int; give a DataLoader"),
         ({"train_loader": [3]}, BadTask, "example_input="),
+        ({"device": "gpu"}, EccError, "device 'gpu' cannot be used: .*Give device='cpu', or leave it out"),
         ({"train_loader": [{"img": torch.zeros(2, 3, 8, 8)}] * 9}, UntraceableModel, "keys img.*give example_input="),
         (
             {"train_loader": [torch.zeros(2, 5, 8, 8)] * 9},
@@ -294,11 +302,19 @@ def test_wrong_input_is_refused_before_training(change: dict[str, Any], error: t
 # ---------------------------------------------------------------- optimizers
 
 
+class NeedsRate(torch.optim.SGD):
+    """An optimizer without a default learning rate."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "lr", "expected"),
     [
         (torch.optim.SGD, None, {"lr": 1e-3, "momentum": 0}),
         (torch.optim.SGD, 0.2, {"lr": 0.2, "momentum": 0}),
+        (NeedsRate, None, {"lr": 1e-4, "momentum": 0}),
         (torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9), None, {"lr": 0.1, "momentum": 0.9}),
         (torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9), 0.3, {"lr": 0.3, "momentum": 0.9}),
         (partial(torch.optim.AdamW, lr=0.01), None, {"lr": 0.01, "weight_decay": 0.01}),

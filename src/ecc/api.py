@@ -29,7 +29,7 @@ from ecc.budget import (
     parse_budgets,
     parse_several_budgets,
 )
-from ecc.constants import EXPORT_FORMATS, PRESETS
+from ecc.constants import EXPORT_FORMATS
 from ecc.energy import EnergyModel
 from ecc.errors import BadTask, EccError, EccWarning, UntraceableModel
 from ecc.formatting import si
@@ -58,14 +58,10 @@ from ecc.task import (
     split_batch,
     takes_model,
 )
-from ecc.torch_utils import device_of
+from ecc.torch_utils import device_of, usable_device
 from ecc.training import DistributedContext, Logger, open_run
 from ecc.training.batches import to_device
 from ecc.training.run_dir import check_run_folder
-
-LR = 1e-3
-"""Default learning rate of `compress`."""
-
 
 # ---------------------------------------------------------------- one call
 
@@ -211,7 +207,7 @@ def compress(
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
             `finetune_steps=` set the two numbers of steps directly.
         lr: Learning rate of pruning, and of finetuning, where it follows a cosine to 0. By default that of
-            `optimizer`, that of the preset "paper", or 1e-3.
+            `optimizer`, or that of the preset: 1e-4 for "default", 1e-5 for "paper".
         optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which the class and the settings
             are used for new ones; or a function from parameters to an optimizer.
         meter: "auto", "nvml", "rapl", "platform:jetson-tx2" and so on (see `find_meter`), or a meter of your own.
@@ -264,8 +260,8 @@ def compress(
         workloads=default_workloads(model, example_input) if workloads is None else tuple(workloads),
     )
     given = {**_steps(train_loader, epochs, settings), **settings}
-    if lr is not None or preset == PRESETS[0]:
-        given["lr"] = LR if lr is None else lr
+    if lr is not None:
+        given["lr"] = lr
     if distill != "auto":
         given["kd_weight"] = distill
     with _explain_first_input(example_input if is_first_batch else None):
@@ -283,7 +279,7 @@ def compress(
             freeze=freeze,
             method=method,
             optimizer=optimizer_factory(optimizer, lr),
-            device=device or device_of(model),
+            device=device_of(model) if device is None else usable_device(device),
             console=Console(stderr=True) if progress else None,
         )
     for one in result.front or (result,):
@@ -320,6 +316,7 @@ def compress_task(
     the targets; `distributed`, the processes that train together; `loggers`, which get every number of the history;
     `console`, where progress is shown; and `several`, whether each budget gets a result of its own.
     """
+    _check_values(task.model)
     distributed = distributed or DistributedContext(torch.device(device))
     check_method(find_method(method), task, settings)
     if several:
@@ -428,9 +425,22 @@ LABELS = ("label", "labels", "label_ids", "target", "targets")
 """Keys of a dict batch that are not inputs of the deployed network."""
 
 
+def _check_values(model: nn.Module) -> None:
+    """Refuse a network that was built without values, on the device meta."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise BadTask(
+                f"{name} of the model is on the device meta and has no values; build the network on the CPU and load "
+                "its weights first."
+            )
+
+
 def _first_input(loader: Any, loss: Callable[..., Any] | None) -> Any:
     """The inputs of the first batch of a loader, as the deployed network gets them."""
     batches: Iterable[Any] = loader(0) if callable(loader) else loader
+    if not hasattr(batches, "__iter__"):
+        what = f"train_loader{' returned' if callable(loader) else ' is'} {type(batches).__name__}"
+        raise BadTask(f"{what}; give a DataLoader, another iterable of batches, or a function of the epoch.")
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws its seed
         batch = next(iter(batches), None)
     if batch is None:
@@ -455,7 +465,7 @@ def _explain_first_input(first: Any) -> Iterator[None]:
         if first is None or "on the example input" not in str(error):
             raise
         if isinstance(first, dict):
-            found = f"a dict with the keys {', '.join(map(str, first))}"
+            found = f"a dict with the keys {', '.join(map(str, first))}, which are arguments of the network"
         else:
             found = " and ".join(str(tuple(one.shape)) for one in (first if isinstance(first, tuple) else (first,)))
             found = f"of shape {found}"
@@ -531,7 +541,9 @@ def optimizer_factory(optimizer: Any, lr: float | None = None) -> OptimizerFacto
         known = signatures.signature(make).parameters
         options = {key: value for key, value in optimizer.param_groups[0].items() if key in known and key != "params"}
     elif isinstance(optimizer, type):
-        options = {"lr": LR}
+        rate = signatures.signature(optimizer).parameters.get("lr")
+        if rate is not None and rate.default is rate.empty:  # not one of PyTorch's
+            options = {"lr": CompressSettings().lr}
     if not callable(make):
         raise EccError(
             f"optimizer is {type(optimizer).__name__}; give an optimizer class, an optimizer, or a function from "

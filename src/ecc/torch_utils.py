@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import first_line
+from ecc.errors import EccError, first_line, option_hint
 
 T = TypeVar("T")
 
@@ -43,6 +43,22 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     with preserve_modes(model):
         model.eval()
         yield
+
+
+def usable_device(name: object = None) -> str:
+    """The named device if torch can compute there; without a name a GPU, or the CPU.
+
+    Raises:
+        EccError: If torch does not know the device, or cannot use it.
+    """
+    device = str(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        hint = option_hint("device", "cpu")
+        raise EccError(f"device {device!r} cannot be used: {reason}. Give {hint}, or leave it out.") from None
+    return device
 
 
 def to_device_of(tensor: Tensor, index: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ecc.energy import EnergyModel, FitQuality, fit
 from ecc.energy.families import FAMILIES, FittedModel
 from ecc.energy.model import build_model
 from ecc.energy.regression import samples_from_profile
-from ecc.errors import BadFile, BadMeasurement, BadWidths
+from ecc.errors import BadFile, BadMeasurement, BadWidths, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Measured, Profile, Sample, find_meter, profile
 from ecc.zoo import find_task
@@ -163,6 +163,8 @@ def test_the_family_with_the_smaller_error_is_chosen(digits_model: EnergyModel) 
     assert fit(computed("digits", "jetson-tx2")) == model
     with pytest.raises(BadMeasurement, match="model family 'cubic' is unknown; choose one of auto, bilinear, physical"):
         fit(computed("digits", "jetson-tx2"), "cubic")
+    with pytest.raises(EccError, match=r"profile is str; give a Profile, from ecc\.profile or ecc\.Profile\.load"):
+        fit("digits.profile")  # type: ignore[arg-type]  # what is tested
 
 
 def test_a_model_records_its_origin_and_its_quality(digits_model: EnergyModel) -> None:

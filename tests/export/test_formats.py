@@ -87,6 +87,33 @@ def test_an_lstm_is_written_without_warnings_and_its_batch_axis_is_named(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pt2", "onnx"])
+def test_an_encoder_of_transformers_takes_any_number_of_tokens_with_a_mask(name: str, tmp_path: Path) -> None:
+    """Its table of positions limits the length, and the mask is as long as the tokens."""
+    need(name)
+    transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=32, num_labels=3,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config).eval()
+
+    def tokens(batch: int, length: int) -> dict[str, Tensor]:
+        mask = torch.ones(batch, length, dtype=torch.int64)
+        mask[0, length // 2 + 1 :] = 0
+        return {"input_ids": torch.randint(20, (batch, length)), "attention_mask": mask}
+
+    path = tmp_path / f"bert.{name}"
+    export_model(model, tokens(2, 8), path)
+    run = FORMATS[name].run(path)
+    for batch, length in ((1, 3), (3, 8), (2, 32)):
+        inputs = tokens(batch, length)
+        with torch.no_grad():
+            wanted = model(**inputs).logits
+        torch.testing.assert_close(run(inputs)[0], wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pt2", "onnx"])
 @pytest.mark.parametrize(
     "network", ["basic", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("in block", "convnext", "tuples"))]
 )

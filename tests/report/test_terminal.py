@@ -101,6 +101,18 @@ def test_the_graph_table_does_not_divide_names_in_a_narrow_terminal() -> None:
     assert [sum(name in line for line in text.splitlines()) for name in layers] == [1, 2, 2]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_graph_table_shows_reasons_in_a_narrow_terminal(width: int) -> None:
+    layers = {f"model_layers_{i}_self_attention_projection": conv(3 if i == 0 else 8, 8) for i in range(2)}
+    graph = trace_channels(named(**layers), torch.randn(1, 3, 8, 8))
+    text = shown(terminal.graph_table(graph, "x"), width=width)
+    table = [line for line in text.splitlines() if len(line) == width]
+    start = next(line.index("prunable") for line in table if "prunable" in line)
+    reasons = " ".join(" ".join(line[start:] for line in table).split())
+    assert "yes" in reasons
+    assert "no: it is an output of the network" in reasons
+
+
 def test_the_prunable_share_is_what_minimum_widths_remove() -> None:
     net = named(fc1=nn.Linear(5, 8, bias=False), fc2=nn.Linear(8, 4, bias=False))
     graph = trace_channels(net, torch.randn(1, 5))

@@ -105,12 +105,18 @@ def test_all_keys_are_read_and_paths_are_relative_to_the_recipe(tmp_path: Path) 
     )
 
 
+def test_a_file_of_config_needs_no_task(tmp_path: Path) -> None:
+    found = read_recipe(recipe(tmp_path, "[settings]\nprune_steps = 3"), needs_task=False)
+    assert (found.task, found.settings.prune_steps, found.given) == ("", 3, ("prune_steps",))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("task = ", "is not valid TOML"),
         ("", "has no key task"),
         ('task = "x"\nsteps = 3', "unknown key 'steps'; known keys: task, data"),
+        ('task = "x"\nprune_steps = 3', "prune_steps is a setting; write it below a line [settings]"),
         ('task = "x"\n[settings]\nprune_step = 3', "unknown setting 'prune_step'; did you mean 'prune_steps'?"),
         ("task = 3", "Expected `str`, got `int` - at `$.task`"),
         ('task = "x"\nbudgets = [50]', "Expected `str`, got `int` - at `$.budgets[0]`"),

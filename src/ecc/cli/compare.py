@@ -26,7 +26,6 @@ from .options import (
     print_json,
     run_options,
     task_argument,
-    usable_device,
 )
 
 if TYPE_CHECKING:
@@ -208,6 +207,7 @@ class GridSpec:
         from ecc.energy import EnergyModel
         from ecc.methods.grid import Comparison
         from ecc.profiling import open_meter
+        from ecc.torch_utils import usable_device
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
@@ -238,6 +238,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     from ecc.methods.base import check_trainable
     from ecc.methods.grid import check_grid_folder
     from ecc.profiling import check_inference, open_meter, profile_and_fit
+    from ecc.torch_utils import usable_device
     from ecc.training import DistributedContext
 
     resources = measured_resources([parse_budget(text) for text in spec.budgets])

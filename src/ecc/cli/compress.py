@@ -28,7 +28,6 @@ from .options import (
     run_options,
     task_argument,
     text_options,
-    usable_device,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +118,7 @@ def compress(
     from ecc.records import read_record
     from ecc.report.terminal import compress_table, front_table
     from ecc.run_records import FRONT_FILE, Front
+    from ecc.torch_utils import usable_device
     from ecc.training import Interrupted, find_distributed
 
     place = usable_device(device)

@@ -169,14 +169,15 @@ def _whole(limit: float | None) -> int | None:
 def _task_or_recipe(ctx: click.Context, param: click.Parameter, task: str) -> str:
     del param
     takes_config = any("--config" in param.opts for param in ctx.command.params)
-    return _use_config(ctx, Path(task)) if task.endswith(".toml") and takes_config else task
+    is_recipe = task.endswith(".toml") and takes_config
+    return _use_config(ctx, Path(task), needs_task=True) if is_recipe else task
 
 
-def _use_config(ctx: click.Context, path: Path) -> str:
+def _use_config(ctx: click.Context, path: Path, *, needs_task: bool) -> str:
     """Make the values of a file the defaults of a verb, and return its task."""
     from ecc.zoo.recipe import read_recipe
 
-    recipe = read_recipe(path)
+    recipe = read_recipe(path, needs_task=needs_task)
     lists = {param.name for param in ctx.command.params if param.multiple}
     ctx.default_map = {**recipe_options(recipe, lists), **(ctx.default_map or {})}
     return recipe.task
@@ -188,8 +189,8 @@ config_option = option(
     metavar="FILE",
     is_eager=True,
     expose_value=False,
-    callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path) and None,
-    help="TOML file with options and settings; typed options win.",
+    callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path, needs_task=False) and None,
+    help="TOML file with options, and settings below [settings]; typed options win.",
 )
 """Values of a recipe become the defaults of the options."""
 task_argument = click.argument("task", metavar="TASK", callback=_task_or_recipe, is_eager=True)
@@ -372,19 +373,6 @@ def recall_task(folder: Path) -> RememberedTask:
 
 
 # ---------------------------------------------------------------- small things
-
-
-def usable_device(name: str | None) -> str:
-    """The training device: the named one if torch can compute there; else a GPU, or the CPU."""
-    import torch
-
-    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise EccError(f"device {device!r} cannot be used: {reason}. Give --device cpu, or leave it out.") from None
-    return device
 
 
 def console(*, is_shown: bool) -> Console | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ecc.errors import BadFile, BadMeasurement, BadWidths
+from ecc.errors import BadFile, BadMeasurement, BadWidths, EccError
 from ecc.graph import AffineSize, ChannelGraph
 from ecc.io import read_bytes
 from ecc.measure import MeasureSettings, MeterInfo
@@ -330,7 +330,12 @@ def fit(
     Raises:
         BadFile: If a sample is invalid.
         BadMeasurement: If there are too few samples, the device drifted, or the family is unknown.
+        EccError: If `profile` is something else, such as the path of its file.
     """
+    if not isinstance(profile, Profile):
+        raise EccError(
+            f"profile is {type(profile).__name__}; give a Profile, from ecc.profile or ecc.Profile.load(FILE)."
+        )
     if family != "auto" and family not in FAMILIES:
         raise BadMeasurement(f"model family {family!r} is unknown; choose one of auto, {', '.join(FAMILIES)}.")
     samples = samples_from_profile(profile, resource, allow_drift=allow_drift)

@@ -31,6 +31,9 @@ from ecc.measure.runners.runtime import import_runtime
 from ecc.task import Inputs, batch_size_of, with_batch_size
 from ecc.torch_utils import tensors_in
 
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+"""Inputs of models of transformers of the shape (batch, tokens)."""
+
 TOLERANCE = ALLOWED_FLOAT32
 """Allowed difference between the outputs of a file and of its network, relative to the largest output."""
 
@@ -54,7 +57,7 @@ class Format:
 
 
 def export_program(model: nn.Module, example_input: Inputs) -> torch.export.ExportedProgram:
-    """Export a network with a dynamic batch size."""
+    """Export a network with a dynamic batch size and, for a model of transformers, any number of tokens."""
     several = _several_items(example_input)
     args, kwargs = as_call(several)
     batch, size = torch.export.Dim("batch"), batch_size_of(several)
@@ -62,7 +65,9 @@ def export_program(model: nn.Module, example_input: Inputs) -> torch.export.Expo
     def axes(tensor: Tensor, name: str = "") -> dict[int, Any] | None:
         if not tensor.dim() or len(tensor) != size:
             return None
-        return {0: batch, 1: torch.export.Dim("length")} if name == "input_ids" else {0: batch}
+        if name not in TOKEN_INPUTS or tensor.dim() != 2:
+            return {0: batch}
+        return {0: batch, 1: torch.export.Dim.DYNAMIC}  # torch finds its range, which position embeddings limit
 
     shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor, name) for name, tensor in kwargs.items()}
     with one_line_errors("torch.export cannot export this network"), warnings.catch_warnings():
@@ -126,7 +131,7 @@ def _name_axes(program: Any) -> None:
     """Name the dynamic axes of the inputs, which are symbols such as s77 otherwise, where torch can do it."""
     names: dict[str, str] = {}
     for value in program.model.graph.inputs:
-        axes = ("batch", "length") if value.name == "input_ids" else ("batch",)
+        axes = ("batch", "length") if value.name in TOKEN_INPUTS else ("batch",)
         for size, name in zip(value.shape or (), axes, strict=False):
             if not isinstance(size, int) and size.value is not None:
                 names.setdefault(size.value, name)

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 MAX_ITEMS = 12
 """Groups or tensors in a line of the terminal; the files have all of them."""
 MAX_NAME = 24
-"""Characters of a module path that a column shows in one line, also in a narrow terminal."""
+"""Characters of a module path that a column shows in one line, if the terminal is wide enough."""
+MIN_NAME = 6
+"""Characters of a module path in one line, however narrow the terminal is."""
+MIN_REASON = 12
+"""Characters in a line of the reason why a group is not prunable."""
 
 
 def plain(text: object) -> Text:
@@ -116,30 +120,56 @@ def prunable_share(graph: ChannelGraph) -> float:
     return float(1 - smallest / graph.parameters().clamp(min=1))
 
 
+@dataclass(frozen=True)
+class _GroupTable:
+    """The rows of the channel groups; the columns of names become narrower before the reasons are cut off."""
+
+    title: str
+    rows: list[tuple[str, str, str, str, str]]
+    """Producers, width, consumers, MACs and whether it is prunable."""
+    is_frozen: list[bool]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        del console
+        head = ("producers", "width", "consumers", "MACs", "prunable")
+        columns = zip(head, *self.rows, strict=True)
+        widths = [max(len(line) for cell in cells for line in cell.splitlines()) for cells in columns]
+        space = options.max_width - 3 * (len(head) - 1) - 2 - widths[1] - widths[3]  # without those of the box
+        if widths[0] + widths[2] + widths[4] > space:
+            least = max((space - min(widths[4], MIN_REASON)) // 2, MIN_NAME)
+            names = [min(widths[number], MAX_NAME, least) for number in (0, 2)]
+            reason = max(min(widths[4], space - sum(names)), 1)
+            names[0] = min(widths[0], max(names[0], space - reason - names[1]))
+            names[1] = min(widths[2], max(names[1], space - reason - names[0]))
+            widths[0], widths[2], widths[4] = *names, reason
+        table = Table(
+            title=plain(self.title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        for name, width in zip(head, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if name in ("width", "MACs") else "left"
+            table.add_column(name, justify=justify, overflow="fold", width=width)
+        for row, is_frozen in zip(self.rows, self.is_frozen, strict=True):
+            table.add_row(*map(plain, row), style="dim" if is_frozen else None)
+        yield table
+
+
 def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
     """The channel groups of a network, named after their first producer, with a summary and notes."""
-    table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    longest = max((len(name) for group in graph.groups for name in group.layers(Role.PRODUCER)), default=0)
-    for name in ("producers", "width", "consumers", "MACs", "prunable"):
-        least = min(longest, MAX_NAME) if name in ("producers", "consumers") else None
-        table.add_column(
-            name, justify="right" if name in ("width", "MACs") else "left", overflow="fold", min_width=least
-        )
     removable = {name for branch in graph.branches for name in branch.groups}
+    rows = []
     for group in graph.groups:
         prunable = "yes" if group.frozen is None else f"no: {group.frozen}"
         if group.name in removable:
             prunable = "yes, or removed" if group.frozen is None else f"removed or whole: {group.frozen}"
         channels = group.slices[0].index.numel()  # of its first producer; more than the width where channels are tied
         others = [path for path in group.layers(Role.PRODUCER) if path != group.name.partition("#")[0]]
-        table.add_row(
-            plain(_lines([group.name, *others], 3)),
-            str(group.width) if channels == group.width else f"{group.width} ({channels} ch.)",
-            plain(_lines(group.layers(Role.CONSUMER), 2)),
-            percent(graph.share_of_macs(group)),
-            plain(prunable),
-            style=None if group.frozen is None or group.name in removable else "dim",
-        )
+        width = str(group.width) if channels == group.width else f"{group.width} ({channels} ch.)"
+        consumers = _lines(group.layers(Role.CONSUMER), 2)
+        share = percent(graph.share_of_macs(group))
+        rows.append((_lines([group.name, *others], 3), width, consumers, share, prunable))
+    table = _GroupTable(
+        title, rows, [group.frozen is not None and group.name not in removable for group in graph.groups]
+    )
     verified = "not verified"
     if graph.max_relative_diff is not None:
         verified = f"verified: max relative difference {graph.max_relative_diff:.0e}"

@@ -21,7 +21,7 @@ from typing import Any
 from ecc.errors import BadFile, EccError
 from ecc.io import read_text
 from ecc.methods import CompressSettings
-from ecc.options import settings_from
+from ecc.options import options_of, settings_from
 from ecc.records import from_builtins
 
 if sys.version_info >= (3, 11):
@@ -34,8 +34,8 @@ else:
 class RecipeFile:
     """The top level of a recipe."""
 
-    task: str
-    """As for `find_task`, but no file that would be executed."""
+    task: str = ""
+    """As for `find_task`, but no file that would be executed; empty if the command line names it."""
     data: str | None = None
     """Data folder, relative to the folder of the recipe."""
     weights: str | None = None
@@ -60,8 +60,16 @@ class Recipe(RecipeFile):
     """Names of the settings that the recipe sets."""
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """Read a recipe."""
+def read_recipe(path: str | Path, *, needs_task: bool = True) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: The file.
+        needs_task: Whether to refuse a file without a task.
+
+    Raises:
+        BadFile: If a key is unknown, or a value is not valid.
+    """
     path = Path(path)
     try:
         table = tomllib.loads(read_text(path))
@@ -73,8 +81,10 @@ def read_recipe(path: str | Path) -> Recipe:
     known = [one.name for one in fields(RecipeFile)]
     for key in table:
         if key not in known:
-            raise BadFile(f"{path}: unknown key {key!r}; known keys: {', '.join(known)}.")
-    if "task" not in table:
+            if any(key == one.name for one in options_of(CompressSettings)):
+                raise BadFile(f"{path}: {key} is a setting; write it below a line [settings].")
+            raise BadFile(f"{path}: unknown key {key!r}; known keys: {', '.join(known)}, and the table [settings].")
+    if needs_task and "task" not in table:
         raise BadFile(f'{path} has no key task; add for example task = "mobilenet_v1".')
     _refuse_code(path, table, settings)
     file = from_builtins(table, RecipeFile, path)
