@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from ecc.budget import parse_budget
-from ecc.constants import PROTOCOLS, RUN_PROFILE, SCRATCH
+from ecc.budget import MEASURED_UNITS, parse_budget
+from ecc.constants import PROTOCOLS, RUN_PROFILE, SCRATCH, WORKLOAD_PROFILES
 from ecc.energy import EnergyModel
 from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
@@ -316,7 +316,8 @@ def check_grid_folder(root: Path) -> None:
     if not root.exists() or (root / "grid.json").exists():
         return
     own = list(root.glob(".grid.json.*.tmp"))  # of a process that was killed at the start
-    own += [root / name for name in (RUN_PROFILE, "energy.json", "latency.json")]
+    own += [root / name for name in (RUN_PROFILE, *WORKLOAD_PROFILES)]
+    own += [root / f"{resource}.json" for resource in MEASURED_UNITS]  # energy models
     if root.is_file() or any(entry not in own for entry in root.iterdir()):
         raise BadFile(f"{root} holds files that do not belong to a comparison; use an empty or a new folder.")
 
