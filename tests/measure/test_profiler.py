@@ -72,6 +72,11 @@ def order_of(made: Profile) -> str:
     return "".join("R" if sample.is_reference else "." for sample in made.samples)
 
 
+def test_a_meter_may_be_named(path: Path) -> None:
+    made = profile(SmallNet(), small_graph(), EXAMPLE, "platform:jetson-tx2", path, samples=5)
+    assert (made.header.meter.name, made.header.meter.device_id) == ("platform", "jetson-tx2")
+
+
 # --- what is measured --------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ from .early_stopping import EarlyStop, FitError, quick_error
 from .meter import Analytic, Clock, EnergySource, Meter, Timed
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict, merge_profiles
 from .profile_writer import ProfileWriter, open_profile
+from .registry import find_meter
 from .remote.client import RemoteMeter, SessionRestarted
 from .remote.search import choose_board_runner
 from .runner_search import RunnerSearch, choose_runner
@@ -145,7 +146,7 @@ def profile(
     model: nn.Module,
     graph: ChannelGraph,
     example_input: Inputs,
-    meter: EnergySource,
+    meter: EnergySource | str,
     path: str | Path,
     *,
     samples: int = 250,
@@ -170,8 +171,8 @@ def profile(
         model: The dense network; it is not changed.
         graph: Result of `trace_channels(model, example_input)`.
         example_input: One batch.
-        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run. Meters of several
-            boards from `open_targets` share the samples.
+        meter: A meter from `find_meter`, its name, or your own. For an `Analytic`, no network is built or run. Meters
+            of several boards from `open_targets` share the samples.
         path: The file to append to; created if it does not exist.
         samples: Number of width configurations. More than before extends a profile.
         design: `mixed` or `uniform`, see `ecc.measure.design`.
@@ -201,6 +202,7 @@ def profile(
         EccError: If an argument is out of its range.
     """
     example_input = check_input(example_input)
+    meter = find_meter(meter) if isinstance(meter, str) else meter
     if target_error is not None and not 0 < target_error < 1:
         raise BadMeasurement(f"target error {target_error} is not between 0 and 1; give a fraction such as 0.02.")
     plan = Design(
