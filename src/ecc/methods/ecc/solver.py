@@ -84,7 +84,7 @@ class EccSolver(PruningOptimizer):
         steps: int,
         *,
         optimizer: Optimizer | None = None,
-        lr: float = 1e-5,  # Sec. 4.1
+        lr: float = 1e-4,
         min_width_ratio: float = MIN_WIDTH_RATIO,
         width_multiple: int = 1,
         warm_up: float = WARM_UP,
