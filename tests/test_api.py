@@ -174,6 +174,21 @@ def test_the_learning_rate_is_that_of_the_preset_unless_it_is_given() -> None:
         lr("zero", lr=0)
 
 
+def test_all_networks_are_scored_in_eval_mode() -> None:
+    """Also if `evaluate` does not ask for it: dropout, and batch norm that would learn from the test images."""
+    net, images = nn.Sequential(network(), nn.Dropout(0.9)), loader().dataset.tensors[0]  # type: ignore[attr-defined]
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> float:
+        return float(model(images).sum())
+
+    result = compress(net, loader(), "macs=60%", evaluate=evaluate, folder="run", epochs=1)
+    assert net.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert result.summary.scores["dense"] == pytest.approx(evaluate(net.eval()), rel=1e-5)
+
+
 def test_a_detector_whose_outputs_cannot_be_distilled() -> None:
     def loss(outputs: list[Tensor], targets: Tensor) -> Tensor:
         return outputs[0].square().mean() + F.cross_entropy(outputs[1].mean((2, 3)), targets % 3)

@@ -8,7 +8,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ecc.errors import BadTask
-from ecc.task import Task, batch_size_of, call_model, check_input, split_batch, takes_model, with_batch_size
+from ecc.task import (
+    Task,
+    batch_size_of,
+    call_model,
+    check_input,
+    model_inputs_of,
+    split_batch,
+    takes_model,
+    with_batch_size,
+)
 
 MODEL = nn.Linear(2, 3)
 INPUT = torch.zeros(1, 2)
@@ -93,6 +102,28 @@ def test_models_are_called_as_their_inputs_say() -> None:
     assert split_batch([a, b]) == (a, b)
     assert split_batch({"a": a, "labels": b}) == ({"a": a, "labels": b}, b)
     assert split_batch({"a": a}) == ({"a": a}, None)
+
+
+class Unrun(Difference):
+    def forward(self, a: Any, b: Any) -> Any:
+        raise AssertionError("it runs")
+
+
+def test_inputs_of_any_batch_are_those_that_the_loss_calls_the_model_with() -> None:
+    a, b = torch.tensor(3.0), torch.tensor(1.0)
+    model = Unrun()
+    for loss, found in (
+        (lambda model, batch: model(*batch[:2]), (a, b)),
+        (lambda model, batch: model(a=batch[0], b=batch[1]), {"a": a, "b": b}),
+        (lambda model, batch: model(batch[0], b=batch[1]), {"a": a, "b": b}),
+    ):
+        assert model_inputs_of(model, (a, b, "name"), loss) == found
+    assert model_inputs_of(model, (a, b), lambda model, batch: model(*batch)) is a  # as for every pair
+    assert not model._forward_pre_hooks
+    with pytest.raises(BadTask, match="the loss does not call the model itself"):
+        model_inputs_of(model, (a, b, "name"), lambda model, batch: batch[0])
+    with pytest.raises(BadTask, match="a batch is a tuple of 3 items"):
+        model_inputs_of(model, (a, b, "name"), lambda outputs, targets: outputs)
 
 
 def test_another_batch_size_repeats_or_leaves_out_items() -> None:

@@ -32,7 +32,7 @@ from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import trace_task
 from ecc.options import flat_values, settings_from
 from ecc.report.live import ProfileProgress
-from ecc.settings import CompressSettings, is_own_runner
+from ecc.settings import CompressSettings, refuse_runner_of_file
 from ecc.task import Inputs, Task, batch_size_of, split_batch, takes_model, with_batch_size
 from ecc.training import DistributedContext
 
@@ -68,6 +68,7 @@ def open_meter(
             raise EccError("with a target, meter is the name of a meter of that machine, such as 'jetson'.")
         origin = models[0].origin.settings if models else None
         way = {} if origin is None else {name: getattr(origin, name) for name in ("runner", "precision")}
+        refuse_runner_of_file(way.get("runner"), (inference or {}).get("runner"), "the energy model")
         chosen = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **way, **(inference or {})})
         remote = open_targets(targets[:1] if models else targets, meter, task=task, settings=chosen)
         try:
@@ -195,7 +196,6 @@ def profile_and_fit(
                     chosen = replace(wanted, precision="bf16")  # as language models are deployed
                 model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
                 layers = workload_graph(task.model, graph, workload, attention)
-                refuse_runner_of_file(path, chosen.runner)
                 profile(model, layers, inputs, source, path, settings=chosen, progress=view, **design)
     distributed.gather(torch.zeros(1))  # the others wait for the profile
     family = "bilinear" if preset == "paper" else "auto"
@@ -220,7 +220,6 @@ def profile_task(
     **design: Any,
 ) -> Profile:
     """Measure a network at many widths; runner "auto" is resolved first. Other arguments are those of `profile`."""
-    refuse_runner_of_file(path, settings.runner)
     calibration = calibration_inputs(task, batch_size_of(example_input)) if settings.runner == "auto" else []
     settings, search = find_runner(
         path, task.model, example_input, source, settings, device=device, evaluate=task.evaluate,
@@ -232,41 +231,8 @@ def profile_task(
     )  # fmt: skip
 
 
-def refuse_runner_of_file(path: Path, runner: str | None) -> None:
-    """Refuse to resume a profile with a runner in a Python file that the user did not name.
-
-    A resumed profile keeps its runner if none is given, or "auto", and the profile may come from someone else.
-    """
-    for begun in (path, *path.parent.glob(f"{path.name}.shard-*-of-*")):
-        found = _runner_of(begun)
-        if found is not None and is_own_runner(found) and found != runner:
-            raise EccError(
-                f"{begun} was measured with the runner {found!r}, which would be executed. If you trust it, give "
-                f"{option_hint('runner', found)}."
-            )
-
-
-def _runner_of(path: Path) -> str | None:
-    """The runner of a profile; None if there is none. What is wrong with a file is reported when it is resumed."""
-    try:
-        settings = Profile.load(path).header.settings
-    except EccError:
-        return None
-    return None if settings is None else settings.runner
-
-
 def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
-    """Refuse a runner, precision or format that is not that of the energy models.
-
-    A runner in a Python file is executed only if the settings name it too: an energy model may come from someone else.
-    """
-    for model in models:
-        measured = None if model.origin.settings is None else model.origin.settings.runner
-        if measured is not None and is_own_runner(measured) and settings.runner != measured:
-            raise EccError(
-                f"the {model.resource} model was measured with the runner {measured!r}, which would be executed. If "
-                f"you trust it, give {option_hint('runner', measured)}."
-            )
+    """Refuse a runner, precision or format that is not that of the energy models."""
     for name, value in settings.inference.items():
         for model in models:
             found = getattr(model.origin.settings, name, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from ecc.constants import ATTENTION_UNITS, MIN_WIDTH_RATIO, PHASES, PRESETS
-from ecc.errors import BadMeasurement, EccError, closest
+from ecc.errors import BadMeasurement, EccError, closest, option_hint
 from ecc.options import check_options, option, settings_from
 
 
@@ -394,6 +394,21 @@ def deployment(settings: MeasureSettings) -> str:
 def is_own_runner(spec: str) -> bool:
     """Whether a spec names a class in a file of the user."""
     return ".py:" in spec
+
+
+def refuse_runner_of_file(found: str | None, chosen: str | None, source: str) -> None:
+    """Refuse a runner in a Python file that only a profile or an energy model names, as these may come from others.
+
+    Args:
+        found: Runner of the profile or the energy model.
+        chosen: Runner that the user chose.
+        source: The profile or the energy model, for the message.
+    """
+    if found is not None and is_own_runner(found) and found != chosen:
+        raise EccError(
+            f"{source} was measured with the runner {found!r}, which would be executed. If you trust it, give "
+            f"{option_hint('runner', found)}."
+        )
 
 
 def check_runner(spec: str | None) -> None:

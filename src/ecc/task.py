@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadTask
+from ecc.torch_utils import eval_mode
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """What a model is called with: one tensor, a tuple of positional arguments, or a dict of keyword arguments."""
@@ -186,6 +187,50 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     raise BadTask(
         f"a batch is a {_type_name(batch)}{size}; give pairs (inputs, targets), dicts of keyword arguments of the "
         "model, or a loss of the form loss(model, batch)."
+    )
+
+
+class _Called(Exception):
+    """Raised by the model when it is called."""
+
+    def __init__(self, inputs: Any) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+@torch.no_grad()
+def model_inputs_of(model: nn.Module, batch: Batch, loss: Callable[..., Any] | None) -> Any:
+    """Inputs of the model of a batch, for `call_model`.
+
+    Of a batch that is neither a pair nor a dict, they are what a loss of the form `loss(model, batch)` calls the model
+    with first. The model is not run.
+
+    Raises:
+        BadTask: If the batch does not fit the form of the loss, or the loss does not call the model.
+    """
+    try:
+        return split_batch(batch)[0]
+    except BadTask:
+        if not takes_model(loss):
+            raise
+    assert loss is not None
+
+    def end_loss(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if args and kwargs:
+            raise _Called(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+        raise _Called(kwargs or args)
+
+    hook = model.register_forward_pre_hook(end_loss, with_kwargs=True, prepend=True)
+    try:
+        with eval_mode(model):  # it may call a part of the model first
+            loss(model, batch)
+    except _Called as called:
+        return called.inputs
+    finally:
+        hook.remove()
+    raise BadTask(
+        f"a batch is a {_type_name(batch)}, and the loss does not call the model itself, so the inputs of the model "
+        "are unknown; give pairs (inputs, targets), dicts of keyword arguments of the model, or use method ecc."
     )
 
 

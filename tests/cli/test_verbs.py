@@ -17,8 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from cli.command import NET, PLATFORM, SHORT, ecc, from_json, run_ok, summary_of
-from ecc.cli.compress import _defaults_of
-from ecc.cli.options import TASK_FILE, RememberedTask, recall_task, remember_task
+from ecc.cli.options import TASK_FILE, RememberedTask, recall_task, remember_task, task_defaults
 from ecc.energy import EnergyModel
 from ecc.errors import NoMeter
 from ecc.graph import ChannelGraph
@@ -250,9 +249,9 @@ def test_the_preset_of_the_paper_sets_solver_model_and_design(folder: Path) -> N
 
 
 def test_defaults_of_hugging_face_models_do_not_change_the_preset_of_the_paper() -> None:
-    assert _defaults_of("hf:tiny", "default", {}) == {"kd_temperature": 1.0}
-    assert _defaults_of("hf:tiny", "default", {"kd_weight": 0}) == {"kd_temperature": None}
-    assert _defaults_of("hf:tiny", "paper", {}) == _defaults_of("digits", "default", {}) == {}
+    assert task_defaults("hf:tiny", "default", {}) == {"kd_temperature": 1.0}
+    assert task_defaults("hf:tiny", "default", {"kd_weight": 0}) == {"kd_temperature": None}
+    assert task_defaults("hf:tiny", "paper", {}) == task_defaults("digits", "default", {}) == {}
 
 
 def test_training_curves_for_tensorboard_are_those_of_the_history(folder: Path) -> None:

@@ -40,7 +40,7 @@ from ecc.measure import (
     samplers,
 )
 from ecc.measure.meter import Timed
-from ecc.measure.profiler import default_device, profile_settings
+from ecc.measure.profiler import default_device, find_runner, profile_settings
 from ecc.measure.samplers import AnalyticProfiler
 from ecc.settings import CLOCK_SETTINGS
 from measure.fakes import FakeBoard, FakeMeter
@@ -70,6 +70,11 @@ def path(tmp_path: Path) -> Path:
 
 def order_of(made: Profile) -> str:
     return "".join("R" if sample.is_reference else "." for sample in made.samples)
+
+
+def test_a_meter_may_be_named(path: Path) -> None:
+    made = profile(SmallNet(), small_graph(), EXAMPLE, "platform:jetson-tx2", path, samples=5)
+    assert (made.header.meter.name, made.header.meter.device_id) == ("platform", "jetson-tx2")
 
 
 # --- what is measured --------------------------------------------------------------------------------
@@ -465,6 +470,28 @@ def test_the_runner_is_decided_by_the_dense_network_and_kept(monkeypatch: pytest
         resumed._set_runner(chosen, "")
         resumed.adopt_runner(header(settings=made.settings, runner_reason="it can be captured"))
         assert resumed.header(PLAN).settings == replace(PROFILE_SETTINGS, runner=expected)
+
+
+def test_a_profile_does_not_choose_code_to_execute(path: Path) -> None:
+    board, message = FakeBoard(), r"measured with the runner 'own\.py:Runner', which would be executed"
+    own = header(settings=replace(PROFILE_SETTINGS, runner="own.py:Runner"))
+    for chosen in (None, "eager"):  # None as on CUDA
+        resumed = device_profiler(board)
+        resumed._set_runner(chosen, "")
+        with pytest.raises(EccError, match=message):
+            resumed.adopt_runner(own)
+    measured(path, board)
+    text = path.read_text()
+    path.write_text(text.replace('"runner":"eager"', '"runner":"own.py:Runner"'))
+    assert path.read_text() != text
+    with pytest.raises(EccError, match=message):
+        measured(path, board)
+    settings = replace(PROFILE_SETTINGS, runner="auto")
+    with pytest.raises(EccError, match=message):
+        find_runner(path, SmallNet(board), EXAMPLE, FakeMeter(board), settings)
+    path.rename(f"{path}.shard-1-of-2")
+    with pytest.raises(EccError, match=message):
+        find_runner(path, SmallNet(board), EXAMPLE, FakeMeter(board), settings)
 
 
 def test_devices_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

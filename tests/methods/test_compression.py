@@ -26,6 +26,7 @@ from ecc.methods import compression as compression_module
 from ecc.methods import runner as runner_module
 from ecc.methods.base import magnitudes
 from ecc.methods.budget_controller import TOLERANCE_BAND
+from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer
 from ecc.methods.registry import METHODS, find_method
 from ecc.methods.runner import describe_slow_data
 from ecc.options import settings_from
@@ -347,6 +348,30 @@ def test_unread_channels_of_an_unslimmed_network_are_removed(tmp_path: Path) -> 
     assert result.summary.budgets["energy"].result == pytest.approx(true_model(result.graph).at(result.widths))
 
 
+def weighted(model: nn.Module, batch: Any) -> torch.Tensor:
+    _, inputs, targets, weights = batch
+    return (weights * (model(inputs).flatten(1).mean(1) - targets).square()).mean()
+
+
+def weighted_batches(epoch: int) -> Iterator[Any]:
+    for number, (inputs, targets) in enumerate(jobs.noise_batches((3, 4, 4), epoch)):
+        yield f"batch {number}", inputs, targets, torch.ones_like(targets)
+
+
+@pytest.mark.parametrize("method", ["uniform", "one_shot", "amc", "lcp"])
+def test_batches_that_only_the_loss_understands(method: str, tmp_path: Path) -> None:
+    """Only the form of the batches differs, so the results are equal."""
+    found = []
+    for fields in ({}, {"train_batches": weighted_batches, "loss": weighted}):
+        task = wide_task("residual", evaluate_held_out=lambda _: 0.0, **fields)
+        settings = CompressSettings(prune_steps=4, finetune_steps=1)
+        job = Compression(task, parse_budgets(["macs=60%"]), settings=settings, method=method)
+        if method in SMALL:
+            job.method = SMALL[method]()
+        found.append(job.run(tmp_path / str(len(found))))
+    assert same_result(*found)
+
+
 # ---------------------------------------------------------------- stopped and resumed
 
 
@@ -435,22 +460,65 @@ def test_a_run_that_is_stopped_in_every_phase_ends_bit_for_bit_the_same(tmp_path
     assert 0 < len(early.points) < len(whole.points)
 
 
-@pytest.mark.parametrize(("settings", "every"), [({"checkpoint_every": None}, False), ({"checkpoint_steps": 5}, True)])
+@pytest.mark.parametrize(("factor", "least"), [(1e4, 6), (1e7, 12)])
+@pytest.mark.parametrize("solver", ["scheduled", "admm"])
+def test_steps_that_overflow_in_fp16_do_not_delay_pruning(
+    factor: float, least: int, solver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped: list[int] = []
+    skip = PruningOptimizer.skip_step
+    monkeypatch.setattr(PruningOptimizer, "skip_step", lambda solver: (skipped.append(solver._steps), skip(solver)))
+
+    def run(folder: str, stop: int | None = None) -> Any:
+        def batches(epoch: int) -> Iterator[Any]:
+            for number, batch in enumerate(jobs.noise_batches((3, 4, 4), epoch), start=1):
+                if stop == 4 * epoch + number:
+                    os.kill(os.getpid(), 15)
+                yield batch
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return factor * jobs.squared(outputs, targets)
+
+        task = wide_task("residual", train_batches=batches, loss=loss)
+        values = {"prune_steps": 12, "finetune_steps": 1, "precision": "fp16", "lr": 1e-4, "solver": solver}
+        job = Compression(task, parse_budgets(["macs=50%"]), settings=settings_from(CompressSettings, values))
+        return job.run(tmp_path / folder)
+
+    whole = run("whole")
+    count = len(skipped)
+    assert count >= least
+    assert whole.summary.met
+    assert whole.summary.within_band
+    with pytest.raises(Interrupted):
+        run("parts", stop=6)
+    assert same_result(run("parts"), whole)
+    assert len(skipped) == 2 * count
+
+
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [({"checkpoint_every": None}, None), ({"checkpoint_steps": 1}, 1), ({"checkpoint_steps": 5}, 5)],
+)
 def test_a_search_is_saved_when_a_checkpoint_is_due(
-    settings: dict[str, int | None], every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, int | None], every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of a search take milliseconds: a checkpoint after each one would take longer than the search."""
-    phases: list[str] = []
+    saved: list[int] = []
     save = RunDir.save
-    monkeypatch.setattr(RunDir, "save", lambda run, state: (phases.append(state["phase"]), save(run, state)))
+
+    def count(run: RunDir, state: dict[str, Any]) -> None:
+        if state["phase"] == "prune":
+            saved.append(state["extra"]["controller"]["steps"])
+        save(run, state)
+
+    monkeypatch.setattr(RunDir, "save", count)
     job = wide_job("45%", task=wide_task(evaluate_held_out=lambda _: 0.0), **settings)
     job.method = SMALL["lcp"]()
     job.run(tmp_path / "run")
-    history = history_of(tmp_path / "run")
-    steps, checks = (sum(line["phase"] == phase for line in history) for phase in ("lcp", "cost_check"))
-    assert steps > 2 * checks
-    # A step back to an earlier result belongs to the step before it.
-    assert phases.count("prune") in ((steps - 1, steps) if every else (checks,))
+    checks = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "cost_check"]
+    assert checks[-1] > 2 * len(checks)
+    due = [] if every is None else range(every, max(saved) + 1, every)
+    assert sorted(set(saved)) == sorted({*checks, *due})
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "ecc"])
@@ -539,12 +607,16 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     def raises(model: Any) -> float:
         raise FileNotFoundError("no test split")
 
-    broken, frozen = wide_task(), wide_task()
+    broken, infinite, buffer, frozen = wide_task(), wide_task(), wide_task(), wide_task()
     broken.model.conv1.bias.data[0] = float("nan")  # type: ignore[union-attr,index]
+    infinite.model.conv1.bias.data[0] = float("inf")  # type: ignore[union-attr,index]
+    buffer.model.register_buffer("scale", torch.tensor([1.0, float("nan")]))
     frozen.model.requires_grad_(False)
     for task, message in (
         (wide_task(train_batches=None, loss=None), "'chain' has no train_batches"),
         (broken, "conv1.bias of task 'chain' contains NaN"),
+        (infinite, "conv1.bias of task 'chain' contains NaN or infinite values"),
+        (buffer, "scale of task 'chain' contains NaN"),
         (frozen, "no parameter of task 'chain' is trainable"),
         (wide_task(evaluate=raises), "evaluate of task 'chain' raised FileNotFoundError: no test split"),
         (wide_task(evaluate=lambda _: float("nan")), "evaluate of task 'chain' returned nan"),
@@ -556,6 +628,26 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTask, match="its needs_held_out must be True"):
         job.run(tmp_path / "other")
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+class Causal(nn.Module):
+    """Each position has the mean of the positions up to it, by a mask of -inf as in causal attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.head = nn.Linear(6, 32), nn.Linear(32, 2)
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.wide(self.mask.softmax(-1) @ inputs).relu())
+
+
+def test_a_buffer_may_be_infinite(tmp_path: Path) -> None:
+    task = wide_task("transformer MLP", model=Causal())
+    settings = CompressSettings(prune_steps=4, finetune_steps=1)
+    result = Compression(task, parse_budgets(["macs=60%"]), settings=settings).run(tmp_path / "run")
+    assert result.summary.met
+    assert torch.equal(result.model.mask, task.model.mask)  # type: ignore[arg-type]  # tensors
 
 
 @pytest.mark.thorough

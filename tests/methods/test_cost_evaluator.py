@@ -11,11 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecc.energy import EnergyModel, fit
-from ecc.errors import BadFile, BadMeasurement
-from ecc.methods import CostEvaluator, MeasuredCost
+from ecc.energy import EnergyModel, fit, parse_budgets
+from ecc.errors import BadFile, BadMeasurement, EccError
+from ecc.methods import Compression, CompressSettings, CostEvaluator, MeasuredCost
 from ecc.methods.cost_evaluator import REPEATS, check_meter
+from ecc.methods.grid import Comparison
+from ecc.profiling import open_meter
 from ecc.records import from_builtins, to_builtins
+from ecc.task import Task
 from ecc.training import DistributedContext
 from energy.cases import origin
 from measure.fakes import FakeBoard, FakeMeter
@@ -115,6 +118,29 @@ def test_every_model_must_be_of_the_device_of_the_meter(tmp_path: Path) -> None:
     with pytest.raises(BadMeasurement, match="energy model comes from an analytic platform, but fake measures"):
         CostEvaluator(SmallNet(board), small_graph(), EXAMPLE, {"energy": model}, FakeMeter(board, device="paper"))
     assert CostEvaluator(SmallNet(), small_graph(), EXAMPLE, {"energy": model}, FakeCosts())({}).label == "estimated"
+
+
+def test_a_model_does_not_choose_code_to_execute(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise AssertionError('executed')\n")
+    runner, model, board = f"{tmp_path / 'own.py'}:Runner", board_model(), FakeBoard()
+    assert model.origin.settings is not None
+    model = replace(model, origin=replace(model.origin, settings=replace(model.origin.settings, runner=runner)))
+    given: Any = (SmallNet(board), small_graph(), EXAMPLE, {"energy": model})
+    for chosen in (None, "eager", "auto"):
+        with pytest.raises(EccError, match=r"measured with the runner '.*own\.py:Runner', which would be executed"):
+            CostEvaluator(*given, FakeMeter(board), clock=board.clock, runner=chosen)
+    with pytest.raises(EccError, match="cannot be created: AssertionError: executed"):
+        CostEvaluator(*given, FakeMeter(board), clock=board.clock, runner=runner)
+    assert CostEvaluator(*given, None)({}).label == "predicted"  # nothing runs
+    task = Task(name="toy", model=SmallNet(), example_input=EXAMPLE, train_batches=lambda _: [], loss=torch.sub)
+    options: dict[str, Any] = {"meter": FakeMeter(board), "settings": CompressSettings()}
+    with pytest.raises(EccError, match="which would be executed"):
+        Compression(task, parse_budgets(["50%"]), model, **options)
+    with pytest.raises(EccError, match="which would be executed"):
+        Comparison(task, model, methods=["uniform"], budgets=["50%"], **options)
+    meter = open_meter("jetson", torch.device("cpu"), [model], targets=["ssh://user@127.0.0.1:1"])
+    with pytest.raises(EccError, match="which would be executed"), meter:
+        pass
 
 
 @pytest.mark.parametrize("amounts", [[1.0], {"energy": "much"}, {"energy": 0.0}, {"energy": -1.0}, None])

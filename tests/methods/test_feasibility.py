@@ -9,7 +9,7 @@ from ecc.energy import counted_cost, parse_budgets
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.methods import Feasibility, check_feasibility
 from ecc.methods.ecc.constraints import group_min_widths
-from ecc.methods.feasibility import refuse_infeasible, resolve_budgets
+from ecc.methods.feasibility import raise_infeasible, refuse_infeasible, resolve_budgets
 from methods.jobs import WIDE, true_model, wide
 
 
@@ -90,6 +90,13 @@ def test_an_infeasible_budget_lists_what_would_help_with_numbers() -> None:
     assert f"({percent(0.5, 32)} % of dense). Options: a budget of at least {percent(0.5, 32)} %;" in text
     assert f"min_width_ratio=0.25 (reaches {percent(0.25, 32)} %)" in text
     assert "batch" not in text  # parameters do not depend on it
+    found = check_feasibility(graph, [params], [100.0], min_width_ratio=0.1, width_multiple=1)[0]
+    frozen = replace(found, min_cost=found.dense)
+    with pytest.raises(InfeasibleBudget, match=r"no part of this network that costs params can be pruned"):
+        raise_infeasible(frozen, 0.1, {})
+    small = replace(frozen, min_cost=0.00344 * frozen.dense, limit=1.0)
+    with pytest.raises(InfeasibleBudget, match=r"\(0\.4 % of dense\). Options: a budget of at least 0\.4 %"):
+        raise_infeasible(small, 0.1, {})
     with pytest.raises(InfeasibleBudget, match=r"width_multiple=1 \(reaches"):
         check([energy.dense, 100.0], 0.1, 24)
     terms = replace(energy.fitted, base=2 * energy.dense)

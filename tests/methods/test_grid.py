@@ -119,7 +119,7 @@ def test_the_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
         ({"quick": True}, "quick = False, and now it is True"),
         ({"protocol": "published"}, "protocol = equal, and now it is published"),
         ({"freeze": ["conv1"]}, "freeze = "),
-        ({"model": stone}, "device = paper, and now it is stone"),
+        ({"model": stone, "meter": Truth(stone, device="stone")}, "device = paper, and now it is stone"),
     ):
         values = {"pretrain_steps": 0, **changes.pop("values", {})}  # type: ignore[dict-item,arg-type]
         with pytest.raises(BadFile, match=f"was started with {message}"):

@@ -35,7 +35,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
-PLATFORM = ("--meter", "platform:eyeriss", "--samples", "20", "--length", "16", "-q")
+ESTIMATED = ("--meter", "platform:eyeriss", "--samples", "20", "--length", "16")
+PLATFORM = (*ESTIMATED, "-q")
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +199,25 @@ def test_less_memory_gives_the_same_gradients(folder: Path) -> None:
     (all_kept, expected), (some_kept, found) = gradients(less=False), gradients(less=True)
     assert some_kept < all_kept / 2
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(expected, found, strict=True))
+
+
+def test_methods_are_compared_on_a_language_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also when it is begun again, with another budget, which has the energy of a decode step without a name."""
+    from ecc.report.load import load_grid
+
+    command = ["compare", f"hf:{folder / 'llama'}", "--text", folder / "train.txt", "-o", tmp_path / "runs", *ESTIMATED]
+    command += ["--methods", "one_shot,uniform", "--seeds", 1, "--prune-steps", 2, "--finetune-steps", 0, "--budgets"]
+    for budgets in ("decode=80%", "decode=80%,60%"):
+        assert run_cli(monkeypatch, *command, budgets) == 0
+        assert "Perplexity after and before finetuning" in capsys.readouterr().out
+    rows = {(row.method, row.budget): row for row in load_grid(tmp_path / "runs")}
+    assert set(rows) == {(method, budget) for method in ("one_shot", "uniform") for budget in ("decode=80%", "60%")}
+    for (_, budget), row in rows.items():
+        assert row.cost_ratio is not None
+        assert row.cost_ratio.mean <= (0.8 if budget == "decode=80%" else 0.6)
+        assert (row.metric, row.failures) == ("perplexity", [])
 
 
 def test_an_encoder_keeps_its_embeddings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ecc.budget import measured_resources, parse_budget
-from ecc.constants import COMPARED_METHODS, METHOD_NAMES, PROTOCOLS, SCRATCH
+from ecc.budget import budgets_of_workloads, measured_resources, parse_budget
+from ecc.constants import COMPARED_METHODS, METHOD_NAMES, PRESETS, PROTOCOLS, SCRATCH
 from ecc.errors import EccError
 from ecc.settings import CompressSettings, make_settings
 
@@ -26,6 +26,8 @@ from .options import (
     print_json,
     run_options,
     task_argument,
+    task_defaults,
+    text_options,
 )
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
     help="equal: as many batches for every method; published: each method searches as in its paper.",
 )  # fmt: skip
 @run_options(common=False)
+@text_options
 @option(
     "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], common=False,
     help="local, or ray: on all machines of a Ray cluster.",
@@ -109,18 +112,19 @@ def compare(
       ecc compare digits --quick --meter platform:jetson-tx2 -o runs
       ecc compare recipe.toml --data imagenet --energy e.json -o runs
       ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs
+      ecc compare hf:./model --text train.txt --budgets decode=70%,decode=50% --methods one_shot,flap,2ssp -o runs
       ecc compare net.py:build --energy e.json -o /shared/runs --backend ray
     """
     spec = GridSpec(
         task=task,
-        data=data,
+        data={**data, **({"batch": batch} if task.startswith("hf:") else {})},
         energy=energy,
         methods=_words(methods),
         budgets=_words(budgets),
         seeds=seeds,
         meter=meter,
         targets=targets,
-        settings=make_settings("default", settings),
+        settings=make_settings(PRESETS[0], {**task_defaults(task, PRESETS[0], settings), **settings}),
         device=device,
         freeze=freeze,
         quick=quick,
@@ -179,7 +183,7 @@ class GridSpec:
     budgets: tuple[str, ...]
     seeds: int
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the task: data, weights, image_size and batch_size."""
+    """Options of the task: data, weights, image_size, batch_size, and those of a Hugging Face model."""
     settings: CompressSettings = field(default_factory=CompressSettings)
     meter: str = "auto"
     targets: tuple[str, ...] = ()
@@ -241,13 +245,15 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     from ecc.torch_utils import usable_device
     from ecc.training import DistributedContext
 
-    resources = measured_resources([parse_budget(text) for text in spec.budgets])
-    if spec.energy or not resources:
+    budgets = [parse_budget(text) for text in spec.budgets]
+    if spec.energy or not measured_resources(budgets):
         check_inference([EnergyModel.load(path) for path in spec.energy], spec.settings)
         return spec
     check_grid_folder(output)
     device, task = usable_device(spec.device), build_task(spec.task, **spec.data)
     check_trainable(task)
+    workloads = [one.name for one in task.workloads]
+    resources = measured_resources([one for each in budgets for one in budgets_of_workloads([each], workloads)])
     way: dict[str, Any] = {"inference": spec.settings.inference, "task": spec.installed(batch)}
     with open_meter(spec.meter, torch.device(device), targets=spec.targets, **way) as source:
         assert source is not None  # without an energy model there has to be one

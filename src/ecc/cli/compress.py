@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ecc.budget import Budget, parse_budgets, parse_several_budgets
-from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS, TRANSFORMERS_DEFAULTS
+from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
 from ecc.integrations.trackers import parse_tracker
 from ecc.settings import CompressSettings, make_settings
@@ -27,6 +27,7 @@ from .options import (
     remember_task,
     run_options,
     task_argument,
+    task_defaults,
     text_options,
 )
 
@@ -108,7 +109,7 @@ def compress(
     parsed = _parse_budgets(budgets, several, unstructured)
     for spec in trackers:
         parse_tracker(spec)
-    made = make_settings(preset, {**_defaults_of(task, preset, settings), **settings})
+    made = make_settings(preset, {**task_defaults(task, preset, settings), **settings})
 
     from rich.console import Console  # here and not above: mistakes in the command line are answered at once
 
@@ -214,13 +215,6 @@ def _compress_weights(
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
     with show_progress(shown, settings, job.feasibility(), full, distributed, task.metric) as view:
         return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
-
-
-def _defaults_of(task: str, preset: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Default settings that depend on the task; another preset has its own."""
-    if not task.startswith("hf:") or preset != PRESETS[0]:
-        return {}
-    return {**TRANSFORMERS_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
 
 
 def _save_transformers_model(folder: Path, task: str, result: CompressResult) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ecc.constants import BUNDLED_TASKS
+from ecc.constants import BUNDLED_TASKS, PRESETS, TRANSFORMERS_DEFAULTS
 from ecc.errors import BadTask, EccError
 from ecc.options import Setting, flat_values, options_of
 from ecc.settings import CompressSettings
@@ -312,6 +312,13 @@ def build_task(
         **text,
         log=lambda line: click.echo(line, err=True),
     )
+
+
+def task_defaults(task: str, preset: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Default settings that depend on the task; another preset has its own."""
+    if not task.startswith("hf:") or preset != PRESETS[0]:
+        return {}
+    return {**TRANSFORMERS_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
 
 
 def parse_image_size(text: str) -> tuple[int, int]:

@@ -26,7 +26,15 @@ from torch import nn
 from ecc.errors import BadFile, BadMeasurement, option_hint
 from ecc.graph import ChannelGraph
 from ecc.options import flat_values, settings_from
-from ecc.settings import CLOCK_SETTINGS, PROFILE_SETTINGS, Design, MeasureSettings, Shard, deployment
+from ecc.settings import (
+    CLOCK_SETTINGS,
+    PROFILE_SETTINGS,
+    Design,
+    MeasureSettings,
+    Shard,
+    deployment,
+    refuse_runner_of_file,
+)
 from ecc.task import Inputs, check_input
 
 from .design import sample_widths
@@ -35,6 +43,7 @@ from .early_stopping import EarlyStop, FitError, quick_error
 from .meter import Analytic, Clock, EnergySource, Meter, Timed
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict, merge_profiles
 from .profile_writer import ProfileWriter, open_profile
+from .registry import find_meter
 from .remote.client import RemoteMeter, SessionRestarted
 from .remote.search import choose_board_runner
 from .runner_search import RunnerSearch, choose_runner
@@ -108,7 +117,10 @@ def find_runner(
     path, search = Path(path), None
     for begun in (path, *sorted(path.parent.glob(f"{path.name}.shard-*-of-*"))):
         header = Profile.load(begun).header if begun.exists() else None
-        if header is not None and header.settings is not None and header.runner_search is not None:
+        if header is None or header.settings is None:
+            continue
+        refuse_runner_of_file(header.settings.runner, settings.runner, str(begun))
+        if header.runner_search is not None:
             kept = {name: getattr(header.settings, name) for name in ("runner", "precision", "channels_last")}
             settings, search = replace(settings, **kept), header.runner_search
             break
@@ -134,7 +146,7 @@ def profile(
     model: nn.Module,
     graph: ChannelGraph,
     example_input: Inputs,
-    meter: EnergySource,
+    meter: EnergySource | str,
     path: str | Path,
     *,
     samples: int = 250,
@@ -159,8 +171,8 @@ def profile(
         model: The dense network; it is not changed.
         graph: Result of `trace_channels(model, example_input)`.
         example_input: One batch.
-        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run. Meters of several
-            boards from `open_targets` share the samples.
+        meter: A meter from `find_meter`, its name, or your own. For an `Analytic`, no network is built or run. Meters
+            of several boards from `open_targets` share the samples.
         path: The file to append to; created if it does not exist.
         samples: Number of width configurations. More than before extends a profile.
         design: `mixed` or `uniform`, see `ecc.measure.design`.
@@ -190,6 +202,7 @@ def profile(
         EccError: If an argument is out of its range.
     """
     example_input = check_input(example_input)
+    meter = find_meter(meter) if isinstance(meter, str) else meter
     if target_error is not None and not 0 < target_error < 1:
         raise BadMeasurement(f"target error {target_error} is not between 0 and 1; give a fraction such as 0.02.")
     plan = Design(

@@ -17,7 +17,7 @@ from torch import nn
 
 from ecc.errors import BadMeasurement, EccError, first_line
 from ecc.graph import ChannelGraph, with_widths
-from ecc.settings import Design, MeasureSettings, deployment
+from ecc.settings import Design, MeasureSettings, deployment, refuse_runner_of_file
 from ecc.task import Inputs
 from ecc.torch_utils import device_of
 
@@ -50,7 +50,7 @@ class Profiler(Protocol):
         """Header of the samples from here, without the counter."""
 
     def adopt_runner(self, header: ProfileHeader) -> None:
-        """Use the runner of a profile that is resumed, if the user chose none."""
+        """Use the runner of a profile that is resumed, if the user chose none; refuse one in a Python file."""
 
     def prepare(self, counter: CounterProbe | None = None) -> CounterProbe | None:
         """Use known properties of the counter, or observe it under the dense network."""
@@ -133,8 +133,11 @@ class DeviceProfiler:
         return {**environment(self._device.type), **runtime}
 
     def adopt_runner(self, header: ProfileHeader) -> None:
-        """Use the runner of a profile that is resumed, if the user chose none."""
-        if self._settings.runner is None and header.settings is not None:
+        """Use the runner of a profile that is resumed, if the user chose none; refuse one in a Python file."""
+        if header.settings is None:
+            return
+        refuse_runner_of_file(header.settings.runner, self._settings.runner, "the profile")
+        if self._settings.runner is None:
             self._set_runner(header.settings.runner, header.runner_reason)
 
     def prepare(self, counter: CounterProbe | None = None) -> CounterProbe:

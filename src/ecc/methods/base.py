@@ -221,9 +221,14 @@ def check_trainable(task: Task) -> None:
         )
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
         raise BadTask(f"no parameter of task {task.name!r} is trainable; call model.requires_grad_(True) first.")
+    parameters = dict(task.model.named_parameters(remove_duplicate=False))
     for name, tensor in task.model.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not tensor.is_floating_point():
+            continue
+        if name in parameters and not bool(torch.isfinite(tensor).all()):
             raise BadTask(f"{name} of task {task.name!r} contains NaN or infinite values.")
+        if bool(torch.isnan(tensor).any()):  # infinite buffers are allowed: masks of causal attention contain -inf
+            raise BadTask(f"{name} of task {task.name!r} contains NaN.")
 
 
 def check_method(method: Method, task: Task, settings: CompressSettings) -> None:

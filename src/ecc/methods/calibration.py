@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ecc.errors import EccError
 from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice, mask_branches_, mask_channels_
 from ecc.graph.model_copy import named_tensors
-from ecc.task import call_model, split_batch
+from ecc.task import call_model, model_inputs_of
 from ecc.torch_utils import eval_mode
 from ecc.training.distill import training_loss
 
@@ -44,7 +44,8 @@ def calibration_batches(context: PruningContext, count: int = BATCHES) -> list[A
 
 def batch_inputs(context: PruningContext, batches: Sequence[Any]) -> list[Any]:
     """Inputs of the network of some batches, without labels."""
-    return [model_inputs(context.model, split_batch(batch)[0]) for batch in batches]
+    found = [model_inputs_of(context.model, batch, context.loss) for batch in batches]
+    return [model_inputs(context.model, inputs) for inputs in found]
 
 
 def inner_groups(graph: ChannelGraph) -> list[ChannelGroup]:

@@ -39,7 +39,7 @@ from ecc.run_records import (
     SolverLine,
 )
 from ecc.settings import CompressSettings, deployment
-from ecc.task import Task, TokenWorkload, batch_size_of, split_batch
+from ecc.task import Task, TokenWorkload, batch_size_of, model_inputs_of
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -109,7 +109,8 @@ class Compression(CompressionRunner):
         BadFile: If a model belongs to another network.
         BadMeasurement: If the meter reads another device than that of a model.
         BadTask: If the task cannot be trained.
-        EccError: If the method is unknown.
+        EccError: If the method is unknown, or a model was measured with a runner in a Python file that is not that of
+            the settings.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Compression(CompressionRunner):
         self.energy_models = {model.resource: model for model in models}
         if len(self.energy_models) < len(models):
             raise BadBudget("two models are given for the same resource; give one of each.")
-        check_meter(meter, models)
+        check_meter(meter, models, self.settings.runner)
         self.meter = meter if models else None
         batch = models[0].origin.batch if models and not task.workloads else None
         self.graph, self.example_input = trace_task(task, batch, freeze, self.settings.trace.attention)
@@ -226,11 +227,10 @@ class Compression(CompressionRunner):
     def _make_evaluator(self) -> CostEvaluator | WorkloadEvaluator:
         """Measures the dense network at given widths; the pruned one would not do: zeros take less energy."""
         model, models = self.task.model, self.energy_models
+        options: dict[str, Any] = {"distributed": self.distributed, "runner": self.settings.runner}
         used = [one for one in self.task.workloads if any(name in models for name in one.resources.values())]
         if not used:
-            return CostEvaluator(
-                model, self.graph, self.example_input, models, self.meter, distributed=self.distributed
-            )
+            return CostEvaluator(model, self.graph, self.example_input, models, self.meter, **options)
         found = {}
         for workload in used:
             own = {name: models[resource] for name, resource in workload.resources.items() if resource in models}
@@ -240,7 +240,7 @@ class Compression(CompressionRunner):
                 workload_input(model, workload),
                 own,
                 self.meter,
-                distributed=self.distributed,
+                **options,
             )
         return WorkloadEvaluator(found)
 
@@ -339,7 +339,7 @@ class Compression(CompressionRunner):
             self._max_relative_diff = max_relative_diff(model, small, inputs)
             self.report(f"slimmed; max relative difference to the masked network {self._max_relative_diff:.1g}")
             if not has_schedule(self.method):  # its batch norms are up to date
-                recalibrate_(small, self._calibration_inputs())
+                recalibrate_(small, self._calibration_inputs(small))
             self._score("pruned", small)
         steps = self.settings.finetune_steps + (pruned.unused_steps if self.finetunes_unused else 0)
         if steps:
@@ -389,16 +389,16 @@ class Compression(CompressionRunner):
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.train.precision)
         with (
             torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
-            recalibrated(model, self._calibration_inputs()),
+            recalibrated(model, self._calibration_inputs(model)),
             wrap_user_errors(f"evaluate_held_out of task {self.task.name!r}"),
         ):
             return float(self.task.evaluate_held_out(model))
 
-    def _calibration_inputs(self) -> list[Any]:
+    def _calibration_inputs(self, model: nn.Module) -> list[Any]:
         """The first inputs of the task, for batch norms of pruned networks; the same for all methods."""
         if not self._calibration:
             stream = BatchStream(self.task, device=self.device, seed=self.settings.train.seed)
-            self._calibration = [split_batch(batch)[0] for batch in islice(stream, BATCHES)]
+            self._calibration = [model_inputs_of(model, one, self.task.loss) for one in islice(stream, BATCHES)]
         return self._calibration
 
     def _log_method(self, values: Mapping[str, Any]) -> None:
@@ -553,8 +553,9 @@ class _Saver:
 
     def after_step(self, *, is_measured: bool) -> None:
         settings, folder = self._job.settings.train, self._job.folder
-        age, stop = time.monotonic() - self._saved_at, self._stop.signum
-        is_due = settings.checkpoint_steps is not None or (settings.checkpoint_seconds or math.inf) <= age
+        age, stop, every = time.monotonic() - self._saved_at, self._stop.signum, settings.checkpoint_steps
+        is_old = (settings.checkpoint_seconds or math.inf) <= age
+        is_due = is_old or (every is not None and self._controller.steps % every == 0)
         if is_measured or is_due or stop:
             self._saved_at = time.monotonic()
             model, stream = self._context.model.state_dict(), self._context.stream.state()

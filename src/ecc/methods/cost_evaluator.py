@@ -19,7 +19,7 @@ from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
 from ecc.measure.profile import Sample
 from ecc.measure.remote.client import RemoteProfiler, SessionRestarted
 from ecc.measure.samplers import open_profiler
-from ecc.settings import deployment
+from ecc.settings import deployment, refuse_runner_of_file
 from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
@@ -53,16 +53,25 @@ RUNTIMES = ("torch", "onnxruntime", "openvino")
 """Software whose version must be that of the profile."""
 
 
-def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel]) -> None:
+def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel], runner: str | None = None) -> None:
     """Check that the meter measures what the models predict.
+
+    Args:
+        meter: Meter or platform; None if nothing is measured.
+        energy_models: The models.
+        runner: Runner that the user chose. A runner in a Python file is executed only if it is this one.
 
     Raises:
         BadMeasurement: If the meter reads another device, or measures where the model was computed, or the models were
             measured with different runners.
+        EccError: If a model was measured with a runner in a Python file that the user did not choose.
     """
     energy_models = list(energy_models)
     if meter is None:
         return
+    for model in energy_models:
+        found = None if model.origin.settings is None else model.origin.settings.runner
+        refuse_runner_of_file(found, runner, f"the {model.resource} model")
     info = meter.describe()
     ways = {model.resource: (model.origin.settings and deployment(model.origin.settings)) for model in energy_models}
     if len(set(ways.values())) > 1:
@@ -121,9 +130,11 @@ class CostEvaluator:
         clock: Source of time.
         repeats: Smallest and largest number of windows per measurement.
         target_ci: Half width of the 95 % confidence interval to reach; wider ones take shorter windows.
+        runner: Runner that the user chose, as for `check_meter`.
 
     Raises:
         BadMeasurement: If the meter reads another device than that of the profile.
+        EccError: If a model was measured with a runner in a Python file that the user did not choose.
     """
 
     def __init__(
@@ -139,8 +150,9 @@ class CostEvaluator:
         clock: Clock | None = None,
         repeats: tuple[int, int] = REPEATS,
         target_ci: float = TARGET_CI,
+        runner: str | None = None,
     ) -> None:
-        check_meter(meter, energy_models.values())
+        check_meter(meter, energy_models.values(), runner)
         self._graph, self._energy_models, self._meter = graph, dict(energy_models), meter
         self._distributed = distributed or DistributedContext("cpu")
         self._profiler: DeviceProfiler | RemoteProfiler | None = None

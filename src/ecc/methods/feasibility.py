@@ -149,11 +149,16 @@ def raise_infeasible(
     Raises:
         InfeasibleBudget: Always.
     """
-    lowest = math.ceil(100 * one.min_cost / one.dense)
+    if one.min_cost >= one.dense:
+        raise InfeasibleBudget(
+            f"{one.resource} budget {one.text(one.limit)}{one.per} is not reachable: no part of this network that "
+            f"costs {one.resource} can be pruned. `ecc inspect` shows why."
+        )
+    lowest = _percent_above(one.min_cost / one.dense)
     ways = [f"a budget of at least {lowest} %"]
     for option, cost in options.items():
         if cost < one.min_cost - 0.005 * one.dense:
-            known = f" (reaches {math.ceil(100 * cost / one.dense)} %)" if math.isfinite(cost) else ""
+            known = f" (reaches {_percent_above(cost / one.dense)} %)" if math.isfinite(cost) else ""
             ways.append(f"{option}{known}")
     if one.resource in MEASURED_UNITS and base > 0.5 * one.min_cost:
         ways.append(f"a larger batch ({100 * base / one.dense:.0f} % of the dense cost does not depend on the widths)")
@@ -163,6 +168,13 @@ def raise_infeasible(
         f"{one.resource} budget {one.text(one.limit)}{one.per} is not reachable: with {kept} this network still uses "
         f"{one.text(one.min_cost)}{one.per} ({lowest} % of dense). Options: {'; '.join(ways)}."
     )
+
+
+def _percent_above(share: float) -> str:
+    """The share in percent, not rounded down; with one digit below 10 %."""
+    if share >= 0.1:
+        return f"{math.ceil(100 * share)}"
+    return f"{math.ceil(1000 * share) / 10:g}"
 
 
 def _uniform_ratio(cost: Cost, full: Tensor, min_widths: Tensor, limit: float) -> float | None:

@@ -5,7 +5,7 @@
     RUNS/seed-0/ecc-50/         one run
 
 Finished runs are skipped, interrupted ones are resumed, and failed ones leave a file with the reason. Tables and
-figures are made from the folders alone (`ecc.report.compare`).
+figures are made from the folders alone (`ecc.report.load`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from ecc.budget import parse_budget
-from ecc.constants import PROTOCOLS, RUN_PROFILE, SCRATCH
+from ecc.budget import MEASURED_UNITS, parse_budget
+from ecc.constants import PROTOCOLS, RUN_PROFILE, SCRATCH, WORKLOAD_PROFILES
 from ecc.energy import EnergyModel
 from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
@@ -35,6 +35,7 @@ from ecc.training import BatchStream, Interrupted, load_state, open_run, save_st
 from .base import Method, check_needs_held_out
 from .baselines.scratch import Scratch
 from .compression import Compression
+from .cost_evaluator import check_meter
 from .registry import METHODS, find_method
 from .runner import adam, initial_weights_checksum, result_settings
 
@@ -132,6 +133,7 @@ class Comparison:
         self.task, self.meter, self.device = task, meter, torch.device(device)
         self.energy_models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
         self.settings, self.protocol = settings or CompressSettings(), protocol
+        check_meter(meter, self.energy_models, self.settings.runner)
         self.methods = tuple(sorted(dict.fromkeys(methods), key=lambda name: name == SCRATCH))  # after ecc
         self.budgets, self.seeds, self.quick, self.freeze = tuple(dict.fromkeys(budgets)), seeds, quick, tuple(freeze)
 
@@ -314,7 +316,8 @@ def check_grid_folder(root: Path) -> None:
     if not root.exists() or (root / "grid.json").exists():
         return
     own = list(root.glob(".grid.json.*.tmp"))  # of a process that was killed at the start
-    own += [root / name for name in (RUN_PROFILE, "energy.json", "latency.json")]
+    own += [root / name for name in (RUN_PROFILE, *WORKLOAD_PROFILES)]
+    own += [root / f"{resource}.json" for resource in MEASURED_UNITS]  # energy models
     if root.is_file() or any(entry not in own for entry in root.iterdir()):
         raise BadFile(f"{root} holds files that do not belong to a comparison; use an empty or a new folder.")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ecc.task import call_model
 from ecc.torch_utils import device_of, eval_mode
@@ -280,6 +281,7 @@ def model_inputs(model: nn.Module, inputs: Any) -> Any:
         return inputs
     from inspect import signature
 
-    kept = {key: value.to(device_of(model)) for key, value in inputs.items() if key != "labels"}
+    given = {key: value for key, value in inputs.items() if key != "labels"}
+    kept = tree_map_only(Tensor, lambda tensor: tensor.to(device_of(model)), given)
     takes = signature(model.forward).parameters
     return {**kept, **({"logits_to_keep": 1} if "logits_to_keep" in takes else {})}

@@ -26,6 +26,7 @@ from ecc.records import read_record, to_builtins
 from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
 from ecc.settings import CompressSettings
 from ecc.task import Task
+from ecc.torch_utils import eval_mode
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -267,7 +268,7 @@ class CompressionRunner(ABC):
             self.report("no score: no evaluate= given")
         if name in self.scores or self.task.evaluate is None:
             return
-        with wrap_user_errors(f"evaluate of task {self.task.name!r}"):
+        with wrap_user_errors(f"evaluate of task {self.task.name!r}"), eval_mode(model):
             found = self.task.evaluate(model)
         try:
             score = float(found)

@@ -293,6 +293,7 @@ def _grid_rows(runs: Sequence[tuple[GridRunInfo, RunSummary]], failures: Sequenc
                 seconds=mean_of(info.seconds for info, _ in found if info.sessions == 1),
                 peak_bytes=max((info.peak_bytes for info, _ in found if info.peak_bytes is not None), default=None),
                 p_value=p_value(scores("ecc", budget), scores(method, budget)) if method != "ecc" else None,
+                metric=next((summary.metric for _, summary in found), "score"),
             )
         )
     return rows

@@ -174,6 +174,8 @@ class GridRow:
     peak_bytes: int | None
     p_value: float | None
     """Of a paired t-test of the scores over seeds, against ecc."""
+    metric: str = "score"
+    """What the scores are, as in `Task`."""
 
 
 @dataclass(kw_only=True)

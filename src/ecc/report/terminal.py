@@ -467,8 +467,8 @@ def grid_table(rows: Sequence[GridRow]) -> RenderableType:
         table.add_row(
             plain(row.budget),
             plain(row.method + (" (over budget)" if row.met is False else "")),
-            _mean_std(row.finetuned),
-            _mean_std(row.pruned),
+            _mean_std(row.finetuned, row.metric),
+            _mean_std(row.pruned, row.metric),
             "-" if row.cost_ratio is None else percent(row.cost_ratio.mean),
             "-" if row.batches_total is None else f"{row.batches_lineage:.0f}/{row.batches_total:.0f}",
             "-" if row.seconds is None else f"{row.seconds:.0f}",
@@ -476,14 +476,17 @@ def grid_table(rows: Sequence[GridRow]) -> RenderableType:
             "" if row.p_value is None else f"{row.p_value:.3f}",
         )
         failed += [f"failed: {row.method} {row.budget} {reason}" for reason in row.failures]
-    title = f"Score after and before finetuning, mean ± std over seeds; cost {labels}"
+    metric = next((row.metric for row in rows if row.finetuned), "score").capitalize()
+    title = f"{metric} after and before finetuning, mean ± std over seeds; cost {labels}"
     legend = "batches: of the result / all that were drawn; p: paired t-test of the scores against ecc"
     return Group(plain(title), table, legend, *map(plain, failed))
 
 
-def _mean_std(found: MeanStd | None) -> str:
+def _mean_std(found: MeanStd | None, metric: str) -> str:
     if found is None:
         return "-"
+    if metric == "perplexity":  # of the mean log-likelihood, whose std is the relative one of the perplexity
+        return score_text(found.mean, metric) + (f"±{percent(found.std)}" if found.std else "")
     return f"{found.mean:.3f}" + (f"±{found.std:.3f}" if found.std else "")
 
 

@@ -48,7 +48,10 @@ class Diverged(EccError):
 
 
 class OptimizerLike(Protocol):
-    """What the loop needs of an optimizer: torch's optimizers and the solvers of methods have it."""
+    """What the loop needs of an optimizer: torch's optimizers and the solvers of methods have it.
+
+    If there is a method `skip_step`, it is called in place of `step` where gradients overflow in fp16.
+    """
 
     param_groups: list[dict[str, Any]]
 
@@ -198,8 +201,11 @@ class Training:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it needs param_groups only
             torch.nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip_norm)
         self.position = None  # from here on the weights belong to neither step
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # as above
         self.scaler.update()
+        if self.scaler.get_scale() < scale and hasattr(self.optimizer, "skip_step"):  # the gradients were not finite
+            self.optimizer.skip_step()
         return loss, lr
 
     def _compute_gradients(self, net: nn.Module, batch: Batch) -> Tensor:

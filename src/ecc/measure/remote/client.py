@@ -27,7 +27,7 @@ from ecc.measure.runners import open_runner
 from ecc.measure.runners.onnx_network import OnnxNetwork
 from ecc.measure.runners.runtime import SESSIONS
 from ecc.records import from_builtins, to_builtins
-from ecc.settings import Design, MeasureSettings
+from ecc.settings import Design, MeasureSettings, refuse_runner_of_file
 from ecc.task import Inputs
 
 from .agent import PROTOCOL
@@ -343,8 +343,11 @@ class RemoteProfiler:
         return self.header(Design()).environment
 
     def adopt_runner(self, header: ProfileHeader) -> None:
-        """Use the runner of a profile that is resumed, if the user chose none."""
-        if self.settings.runner is None and header.settings is not None:
+        """Use the runner of a profile that is resumed, if the user chose none; refuse one in a Python file."""
+        if header.settings is None:
+            return
+        refuse_runner_of_file(header.settings.runner, self.settings.runner, "the profile")
+        if self.settings.runner is None:
             self.settings = replace(self.settings, runner=header.settings.runner)
 
     def prepare(self, counter: CounterProbe | None = None) -> CounterProbe:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ecc.methods.base import PruningContext
-from ecc.task import split_batch
+from ecc.task import model_inputs_of
 from ecc.torch_utils import eval_mode
 from ecc.training.distill import training_loss
 
@@ -31,7 +31,7 @@ class CalibrationBatches:
     """
 
     def __init__(self, context: PruningContext, count: int = BATCHES) -> None:
-        self._stream, self._count = context.stream, count
+        self._context, self._stream, self._count = context, context.stream, count
         self._batches: list[Any] | None = None
         self._first: dict[str, int] | None = None  # position of the first one in the stream
 
@@ -52,7 +52,7 @@ class CalibrationBatches:
 
     def inputs(self) -> list[Any]:
         """The inputs of the batches."""
-        return [split_batch(batch)[0] for batch in self()]
+        return [model_inputs_of(self._context.model, batch, self._context.loss) for batch in self()]
 
     def state(self) -> dict[str, int] | None:
         """The position of the first batch, if there was one."""
@@ -67,6 +67,7 @@ class CalibrationBatches:
 @torch.no_grad()
 def calibration_loss(context: PruningContext, model: nn.Module, batches: Sequence[Any]) -> float:
     """Mean loss of a pruned network in eval mode on some batches, with batch norms recalibrated on them."""
-    with recalibrated(model, [split_batch(batch)[0] for batch in batches]), eval_mode(model):
+    inputs = [model_inputs_of(model, batch, context.loss) for batch in batches]
+    with recalibrated(model, inputs), eval_mode(model):
         losses = [training_loss(model, batch, context.loss, None).double() for batch in batches]
     return float(torch.stack(losses).mean())

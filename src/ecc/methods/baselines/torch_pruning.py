@@ -32,7 +32,6 @@ from ecc.errors import EccError
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
 from ecc.methods.base import OneShotMethod, PruningContext
 from ecc.options import check_options, option
-from ecc.task import split_batch
 from ecc.torch_utils import eval_mode
 from ecc.training.distill import training_loss
 
@@ -101,7 +100,7 @@ class TorchPruning(OneShotMethod):
     def _choose(self, model: nn.Module) -> dict[str, Tensor]:
         """Units to remove by group; `model` may be pruned."""
         context = self.context
-        example = first_items(split_batch(self._batches()[0])[0])
+        example = first_items(self._batches.inputs()[0])
         with eval_mode(model):
             roots = self._common_groups(model, example)
         heads = self._heads(model, roots)

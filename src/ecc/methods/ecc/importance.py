@@ -87,6 +87,11 @@ class TaylorImportance:
         self._mean = self._mean.lerp(finite, 1 - TAYLOR_DECAY)
 
     @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self._samples
+
+    @property
     def values(self) -> Tensor:
         """a of each channel: the running variance with bias correction. After one sample, its square."""
         if not self._samples:

@@ -156,21 +156,31 @@ class PruningOptimizer(Optimizer):
         else:
             loss = self.inner.step(closure)
             self._check_gradients()
-        self._steps += 1
-        if self._taylor is not None and (self._steps - 1) % taylor_interval(self._schedule.steps) == 0:
+        if self._taylor is not None and self._steps % taylor_interval(self._schedule.steps) == 0:
             products = self._parts.products()
             self._taylor.add(products if self._exits is None else torch.cat([products, self._exits.products()]))
+        self._advance()
+        return loss
+
+    def skip_step(self) -> None:
+        """Count a step that was skipped because gradients overflowed, and remove channels when it is time.
+
+        Weights and importance stay as they are. Without it, skipped steps delay the schedule.
+        """
+        self._advance()
+
+    def _advance(self) -> None:
+        """The part of a step after that of the weights."""
+        self._steps += 1
         if self._solver.is_due(self._schedule, self._steps):
             with torch.no_grad():
-                importance = self._norms() if self._taylor is None else self._taylor.values
                 rate = max(group["lr"] for group in self.inner.param_groups)  # a group may be frozen by a rate of 0
-                self._solver.update(importance, self._schedule, self._steps, rate)
+                self._solver.update(self._present_importance(), self._schedule, self._steps, rate)
             self._set_masks(masked=True)
         if self._is_masked:
             self._parts.apply_mask_()
             if self._exits is not None:
                 self._exits.apply_mask_()
-        return loss
 
     def propose(self, limit: Limit | Sequence[Limit]) -> dict[str, int] | None:
         """Widths at the end of a ramp to another limit, if importance stays as it is. Synchronises with the device.
@@ -184,13 +194,16 @@ class PruningOptimizer(Optimizer):
         if not self._steps:
             return None
         with torch.no_grad():
-            importance = self._norms() if self._taylor is None else self._taylor.values
-            widths = self._solver.propose(importance, self._ends(limit))
+            widths = self._solver.propose(self._present_importance(), self._ends(limit))
         return None if widths is None else dict(zip(self._names, widths, strict=True))
 
     def fix_widths(self, widths: Mapping[str, int] | None) -> None:
         """Prune to these widths until the end of the ramp, for example those of `propose`; None plans again."""
         self._solver.fix_plan(None if widths is None else [widths[name] for name in self._names])
+
+    def _present_importance(self) -> Tensor:
+        """Importance of all parts and branches; the norms of weights while all steps were skipped."""
+        return self._norms() if self._taylor is None or not self._taylor.samples else self._taylor.values
 
     def _norms(self) -> Tensor:
         """a_i = ||w_i||_B^2 of all parts, and of all branches."""

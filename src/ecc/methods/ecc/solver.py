@@ -38,9 +38,10 @@ class EccSolver(PruningOptimizer):
         small = slim(model, graph)
 
     It shares parameter groups and state with the optimizer it wraps, so learning-rate schedulers, gradient clipping and
-    accumulation work as usual. A step that a GradScaler skips is not counted, since `step` is not called. Averaged
-    weights (EMA) still contain pruned channels: call `mask_` on the averaged model before you slim it. Dead channels
-    still receive gradients. They have no effect, except on the norm that gradient clipping computes.
+    accumulation work as usual. A step that a GradScaler skips is not counted, since `step` is not called; call
+    `skip_step` to count it. Averaged weights (EMA) still contain pruned channels: call `mask_` on the averaged model
+    before you slim it. Dead channels still receive gradients. They have no effect, except on the norm that gradient
+    clipping computes.
 
     Args:
         model: The traced network, with trained weights. Channels that are dead already stay dead.
@@ -83,7 +84,7 @@ class EccSolver(PruningOptimizer):
         steps: int,
         *,
         optimizer: Optimizer | None = None,
-        lr: float = 1e-5,  # Sec. 4.1
+        lr: float = 1e-4,
         min_width_ratio: float = MIN_WIDTH_RATIO,
         width_multiple: int = 1,
         warm_up: float = WARM_UP,
