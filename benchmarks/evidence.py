@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python3 benchmarks/evidence.py mobilenet-imagenette --data DATA --root WORK --out OUT.json
 
-1. Profile the network on the meter of this machine and fit the energy model.
+1. Profile the network on the meter of this machine and fit the energy model. `--profile` names a profile to take instead.
 2. Run all runs of the comparison in parallel processes, as the recipe says, with predicted costs: nothing can be
    measured while other processes use the GPU. Variants of ECC, such as the paper's own form, are runs as well.
 3. When the GPU is idle, measure every result, and from time to time the dense network. Results with equal widths are
@@ -335,6 +335,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=540.0, help="time limit of this call")
     parser.add_argument("--samples", type=int, default=100, help="samples of the profile")
+    parser.add_argument(
+        "--profile", type=Path, help="profile of an earlier call on such a device, instead of a new one"
+    )
     parser.add_argument("--limit", type=int, help="images of each split (default: all)")
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--budgets", type=lambda text: text.split(","))
@@ -357,8 +360,9 @@ def main() -> None:
     batch = MEASURED_BATCH[options.name]
     source = find_meter(options.meter, device_type=options.device)
     try:
-        if options.record is not None:
-            bring_model(options.record, options.root)
+        stored = options.profile if options.record is None else options.record.with_suffix(".profile.gz")
+        if stored is not None:
+            bring_model(stored, options.root, trace_channels(task.model, with_batch_size(task.example_input, batch)))
         energy = fitted(task, source, options)
         error = float("nan") if energy.errors is None else energy.errors.mean
         print(f"{time.monotonic() - started:.0f} s: energy model, error {error:.2%}", flush=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from machine import commit
 
 from ecc.energy import fit
 from ecc.errors import BadFile
+from ecc.graph import ChannelGraph
 from ecc.io import write_text
 from ecc.measure import Profile
 from ecc.methods.grid import GridRun
@@ -65,11 +66,25 @@ def dense_weights(grid: Grid) -> dict[str, str]:
     return {seed: hashlib.sha256(file.read_bytes()).hexdigest() for seed, file in files.items() if file.exists()}
 
 
-def bring_model(record: Path, root: Path) -> None:
-    """Copy the profile of a record and fit the energy model, unless there is one already."""
-    if not (root / "energy.json").exists():
-        shutil.copy(record.with_suffix(".profile.gz"), root / "profile.gz")
-        fit(Profile.load(root / "profile.gz")).save(root / "energy.json")
+def bring_model(file: Path, root: Path, graph: ChannelGraph) -> None:
+    """Copy a profile of this network and fit the energy model, unless there is one already.
+
+    Version 0.1 described layers with other fields, so a graph that it traced has another fingerprint. Its measurements of
+    a network with the same groups and widths are taken, with the description of this version.
+
+    Raises:
+        BadFile: If the profile is of another network.
+    """
+    if (root / "energy.json").exists():
+        return
+    profile = Profile.load(file)
+    measured = dict(zip(profile.header.groups, profile.header.full_widths, strict=True))
+    if measured != {group.name: group.width for group in graph.variable}:
+        raise BadFile(f"{file} is a profile of another network: its groups or widths differ.")
+    if profile.header.fingerprint != graph.fingerprint:
+        profile = replace(profile, header=replace(profile.header, structure=graph.structure))
+    profile.save(root / "profile.gz")
+    fit(profile).save(root / "energy.json")
 
 
 def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()) -> int:
