@@ -140,8 +140,9 @@ def checkpoint_and_resume(context: Context) -> Outcome:
     steps = 60 if context.small else 600
     energy = make_energy_model(context.folder)
     killed, whole = context.folder / "killed", context.folder / "whole"
-    words = compress_words(context, energy, killed, steps)
-    other = start_python(compress_words(context, energy, whole, steps), context.folder)
+    faster = ["--channels-last", "--precision", "bf16"]  # files keep no strides, and fused optimizers need them
+    words = [*compress_words(context, energy, killed, steps), *faster]
+    other = start_python([*compress_words(context, energy, whole, steps), *faster], context.folder)
     try:
         killed_at = _killed_while_pruning(words, killed, context.folder, steps // 3)
         again = run_python(words, context.folder, 100)

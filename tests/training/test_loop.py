@@ -29,7 +29,7 @@ from ecc.training import (
 )
 from ecc.training import loop as loop_module
 from ecc.training.loop import _LossSum, all_finite
-from training.toys import KeptLines, Net, batches, data, fit, plain_net, same_weights, toy_task, without_wall
+from training.toys import KeptLines, Net, batches, data, fit, plain_net, same_weights, toy_task, two_convs, without_wall
 
 
 def stop_at(step: int, number: int = signal.SIGTERM) -> Callable[..., None]:
@@ -134,6 +134,22 @@ def test_losses_inside_the_model_train_like_others(options: dict[str, Any]) -> N
     torch.manual_seed(1)
     outside = result(F.cross_entropy, None)
     assert same_weights(inside, outside)
+
+
+def test_the_state_of_the_optimizer_has_the_strides_of_the_weights_after_a_resume(tmp_path: Path) -> None:
+    """Files do not keep strides, and fused optimizers need equal ones."""
+    settings, weights = TrainSettings(channels_last=True), []
+    for folder, parts in (("resumed", (4, 9)), ("whole", (9,))):
+        for steps in parts:
+            task = toy_task(model=two_convs())
+            optimizer = torch.optim.Adam(task.model.parameters(), lr=0.02, fused=True)
+            with open_run(tmp_path / folder, {}) as run:
+                train(task.model, optimizer, BatchStream(task), steps=steps, loss=task.loss, settings=settings, run=run)
+        weights.append(task.model)
+        for parameter, state in optimizer.state.items():
+            assert state["exp_avg"].stride() == state["exp_avg_sq"].stride() == parameter.stride()
+    assert any(not one.is_contiguous() for one in optimizer.state)
+    assert same_weights(*weights)
 
 
 class SignDescent:
@@ -465,8 +481,8 @@ def test_it_trains_and_resumes_on_a_gpu(tmp_path: Path, precision: str) -> None:
     losses = []
     settings = TrainSettings(precision=precision, channels_last=True, clip_norm=1.0, log_every=10)
     for steps in (20, 40):
-        task = toy_task(model=plain_net().cuda())
-        optimizer = torch.optim.Adam(task.model.parameters(), lr=0.02)
+        task = toy_task(model=two_convs().cuda())
+        optimizer = torch.optim.Adam(task.model.parameters(), lr=0.02, fused=True)
         stream, teacher = BatchStream(task, device="cuda"), Teacher(task.model)
         with open_run(tmp_path / "run", {}, device_type="cuda") as run:
             result = train(

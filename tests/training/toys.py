@@ -35,6 +35,13 @@ def plain_net() -> Net:
     return Net(norm=False, dropout=0.0)
 
 
+def two_convs() -> nn.Module:
+    """The weight of the second layer is not contiguous in channels-last format, unlike that of `Net`."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    return nn.Sequential(*layers)
+
+
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(ITEMS, 1, 6, 6, generator=generator)

@@ -335,6 +335,7 @@ class Training:
         with self.run.restoring():
             load_whole_state_(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            _match_strides_(self.optimizer)
             self.scaler.load_state_dict(state["scaler"])
             self.base_lrs = list(state["base_lrs"])
             self.losses.total = float(state["loss_sums"][self.processes.rank])
@@ -453,6 +454,18 @@ def fused_on_gpu(parameters: Iterable[Tensor]) -> bool | None:
     """
     found = list(parameters)
     return True if found and all(tensor.is_cuda and tensor.is_floating_point() for tensor in found) else None
+
+
+def _match_strides_(optimizer: OptimizerLike) -> None:
+    """Give tensors of the optimizer's state the strides of their parameters, which files do not keep.
+
+    Fused optimizers need equal strides, so that they fail after a resume with channels_last otherwise.
+    """
+    states = getattr(optimizer, "state", {})
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        for name, value in states.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                states[parameter][name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from ecc.methods.base import magnitudes
 from ecc.methods.baselines.torch_pruning import TorchPruning, TorchPruningSettings
 from ecc.methods.registry import find_method
 from ecc.training import load_state, save_state
+from ecc.zoo.mobilenet import MobileNetV1
 from ecc.zoo.resnet_cifar import resnet20
 from methods.baselines.cases import finish
 from methods.jobs import wide_job, wide_task
@@ -78,7 +79,7 @@ def test_the_channels_are_those_that_the_pruner_removes() -> None:
     context.model, context.graph = net, trace_channels(net, torch.randn(2, 3, 8, 8))
     method = TorchPruning()
     method.start(context)
-    removable = method._common_groups(net, torch.randn(2, 3, 8, 8))
+    removable, _ = method._common_groups(net, torch.randn(2, 3, 8, 8))
     assert list(removable) == ["0"]
     weak = magnitudes(context)[removable["0"]].argsort()[:4]
     assert sorted(weak.tolist()) == [5, 6, 7, 8]
@@ -91,9 +92,21 @@ def test_groups_that_it_sees_differently_are_not_pruned() -> None:
     context.model, context.graph = model, trace_channels(model, torch.randn(2, 3, 32, 32))
     method = TorchPruning()
     method.start(context)
-    found = method._common_groups(model, torch.randn(2, 3, 32, 32))
+    found, _ = method._common_groups(model, torch.randn(2, 3, 32, 32))
     assert set(found) == {f"layer{stage}.{block}.conv1" for stage in (1, 2, 3) for block in range(3)}
     assert all(root == name for root, name in found.items())
+
+
+@pytest.mark.usefixtures("package")
+def test_all_groups_with_depthwise_convolutions_are_pruned() -> None:
+    model = MobileNetV1().eval()
+    context = work_of("chain")
+    context.model, context.graph = model, trace_channels(model, torch.randn(2, 3, 32, 32))
+    method = TorchPruning()
+    method.start(context)
+    found, layers = method._common_groups(model, torch.randn(2, 3, 32, 32))
+    assert set(found.values()) == {group.name for group in context.graph.prunable}
+    assert {"conv_pw_1", "conv_dw_2"} <= layers
 
 
 @pytest.mark.usefixtures("package")
@@ -137,7 +150,7 @@ def test_whole_heads_are_pruned() -> None:
     context.targets = [1.0]
     method = TorchPruning()
     method.context, method._package = context, importlib.import_module("torch_pruning")
-    roots = method._common_groups(model, torch.randn(2, 5, 16))
+    roots, method._allowed = method._common_groups(model, torch.randn(2, 5, 16))
     assert set(roots.values()) == {group.name for group in graph.prunable}
     assert method._heads(model, roots) == {"qkv": 4}
     half = method._prune(model, torch.randn(2, 5, 16), roots, 0.6, 1, {"qkv": 4})

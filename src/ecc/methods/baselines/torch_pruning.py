@@ -102,7 +102,7 @@ class TorchPruning(OneShotMethod):
         context = self.context
         example = first_items(self._batches.inputs()[0])
         with eval_mode(model):
-            roots = self._common_groups(model, example)
+            roots, self._allowed = self._common_groups(model, example)
         heads = self._heads(model, roots)
         if not heads:
             return self._prune(model, example, roots, 1.0 - 1e-6, self.settings.iterative_steps).dead()
@@ -131,7 +131,6 @@ class TorchPruning(OneShotMethod):
         }[settings.importance]()
         removable = _Removable(context, roots)
         names = {id(module): name for name, module in model.named_modules()}
-        pruned = {path for name in roots.values() for path in _producers(context.graph[name], model)}
         attention = {}
         if heads:
             least = min(heads.values())
@@ -150,7 +149,11 @@ class TorchPruning(OneShotMethod):
                 pruning_ratio=ratio,
                 max_pruning_ratio=1.0 - context.settings.min_width_ratio,
                 iterative_steps=steps,
-                ignored_layers=[m for m in model.modules() if isinstance(m, _LAYERS) and names[id(m)] not in pruned],
+                ignored_layers=[
+                    module
+                    for module in model.modules()
+                    if isinstance(module, _LAYERS) and names[id(module)] not in self._allowed
+                ],
                 round_to=context.width_multiple if context.width_multiple > 1 else None,
                 **attention,
             )
@@ -176,23 +179,31 @@ class TorchPruning(OneShotMethod):
                     heads[path] = group.width
         return heads
 
-    def _common_groups(self, model: nn.Module, example: Any) -> dict[str, str]:
-        """Groups by their first layer in Torch-Pruning, where it has the same layers as ECC for the channels."""
+    def _common_groups(self, model: nn.Module, example: Any) -> tuple[dict[str, str], set[str]]:
+        """Groups by their first layer in Torch-Pruning, where it has the same layers as ECC for the channels.
+
+        Torch-Pruning counts depthwise convolutions, which have the channels of their input, among these layers.
+
+        Returns:
+            The groups, and all their layers.
+        """
         graph = self._package.DependencyGraph().build_dependency(model, example_inputs=example)
         names = {id(module): name for name, module in model.named_modules()}
         layers = {id(m) for m in model.modules() if isinstance(m, _LAYERS)}
         ours = {frozenset(_producers(group, model)): group for group in self.context.graph.prunable}
-        found = {}
+        found: dict[str, str] = {}
+        allowed: set[str] = set()
         for group in graph.get_all_groups():
-            theirs = frozenset(
-                names[id(dependency.target.module)]
+            theirs = {
+                names[id(dependency.target.module)]: dependency.target.module
                 for dependency, _ in group
                 if id(dependency.target.module) in layers and graph.is_out_channel_pruning_fn(dependency.handler)
-            )
-            root = names.get(id(group[0][0].target.module))
-            if root is not None and theirs in ours:
-                found[root] = ours[theirs].name
-        return found
+            }
+            producers = [path for path, layer in theirs.items() if not _is_depthwise(layer)]
+            if producers and (same := ours.get(frozenset(producers))) is not None:
+                found[producers[0]] = same.name
+                allowed |= set(theirs)
+        return found, allowed
 
     def _set_gradients_(self, model: nn.Module) -> None:
         """Gradients of the loss, summed over the batches, as backward passes without zero_grad leave them."""
@@ -284,6 +295,12 @@ def first_items(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: first_items(one) for name, one in inputs.items()}
     return tuple(first_items(one) for one in inputs) if isinstance(inputs, tuple | list) else inputs
+
+
+def _is_depthwise(layer: nn.Module) -> bool:
+    """Whether every output channel depends on the input channel of the same number only."""
+    groups = getattr(layer, "groups", 1)
+    return bool(groups > 1 and groups == layer.in_channels == layer.out_channels)
 
 
 def _producers(group: ChannelGroup, model: nn.Module) -> list[str]:
