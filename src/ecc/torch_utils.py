@@ -26,6 +26,15 @@ def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
+def input_shapes(inputs: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of an input, by position or name."""
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+    else:
+        named = dict(enumerate(inputs if isinstance(inputs, list | tuple) else (inputs,)))
+    return {str(name): tuple(value.shape) for name, value in named.items() if isinstance(value, Tensor)}
+
+
 @contextmanager
 def preserve_modes(model: nn.Module) -> Iterator[None]:
     """Restore train or eval mode of every module at the end."""

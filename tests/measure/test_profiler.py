@@ -260,6 +260,14 @@ def test_a_profile_is_not_resumed_with_other_settings(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_an_analytic_source_needs_a_graph_of_the_same_input(path: Path) -> None:
+    """It would give the energy of the batch that was traced."""
+    graph = trace_channels(SmallNet(FakeBoard()), EXAMPLE, verify=False)
+    with pytest.raises(BadMeasurement, match="traced with inputs of shape 2x3x6x6, and the example input has 4x3x6x6"):
+        profile(SmallNet(FakeBoard()), graph, torch.ones(4, 3, 6, 6), FakeCosts(), path, samples=3)
+    assert not path.exists()
+
+
 def test_samples_that_the_design_does_not_give_are_refused(path: Path) -> None:
     computed(path, samples=5)
     lines = path.read_text().splitlines(keepends=True)

@@ -139,6 +139,8 @@ class ChannelGraph:
     """What a user should know about this trace, such as parameters that the example input did not use."""
     max_relative_diff: float | None = None
     """Largest relative difference between the outputs of masked and slim networks; None if not verified."""
+    input_shapes: dict[str, tuple[int, ...]] | None = field(default=None, compare=False)
+    """Shapes of the example input, by position or name; sizes and MACs of layers are for these. None if unknown."""
     _by_name: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -362,6 +364,7 @@ class ChannelGraph:
             layer_norms=self.layer_norms,
             notes=self.notes,
             max_relative_diff=self.max_relative_diff,
+            input_shapes=self.input_shapes,
         )
         write_record(path, record)
 
@@ -391,6 +394,7 @@ class ChannelGraph:
                 layer_norms=record.layer_norms,
                 notes=record.notes,
                 max_relative_diff=record.max_relative_diff,
+                input_shapes=record.input_shapes,
             )
             graph._check()
         except (BadWidths, ValueError, KeyError, IndexError, RuntimeError, OverflowError) as error:
@@ -495,6 +499,7 @@ class ChannelGraphFile:
     replacements: tuple[Replacement, ...] = ()
     kept_branches: tuple[tuple[str, str], ...] = ()
     layer_norms: tuple[str, ...] = ()
+    input_shapes: dict[str, tuple[int, ...]] | None = None
 
     def check_size(self) -> None:
         """Refuse a small file that would unpack to huge tensors."""

@@ -43,7 +43,7 @@ from ecc.graph.slimming import with_widths
 from ecc.graph.tracer import Tracer
 from ecc.graph.unreached import freeze_unreached, unite_copies, unreached_modules
 from ecc.graph.verification import verify_graph
-from ecc.torch_utils import exact_arithmetic
+from ecc.torch_utils import exact_arithmetic, input_shapes
 
 _MAX_ROUNDS = 200  # attempts at a consistent interpretation
 _PARTS = 3  # disjoint parts pruned in turn if code selects channels: together they contain every unit
@@ -108,6 +108,7 @@ def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], attentio
         except _NeedsValues as again:
             raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
     graph = find_branches(model, example_input, graph, freeze=freeze)
+    graph = replace(graph, input_shapes=input_shapes(example_input))
     return verify_graph(model, graph, example_input) if verify else graph
 
 

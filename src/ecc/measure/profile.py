@@ -37,6 +37,7 @@ from ecc.io import MAX_BYTES, read_bytes, write_bytes
 from ecc.records import from_json, to_builtins, to_json
 from ecc.settings import Design, MeasureSettings, Shard
 from ecc.task import Inputs, batch_size_of
+from ecc.torch_utils import input_shapes
 
 from .counter import CounterProbe
 from .drift import MAX_CV, Drift, Point, log_drift, reference_drift
@@ -125,18 +126,13 @@ class ProfileHeader:
     @classmethod
     def of(cls, graph: ChannelGraph, example_input: Inputs, **fields: Any) -> ProfileHeader:
         """The header for a graph and an example input; other fields as keyword arguments."""
-        if isinstance(example_input, dict):
-            named = example_input
-        else:
-            tensors = example_input if isinstance(example_input, tuple) else (example_input,)
-            named = {str(position): tensor for position, tensor in enumerate(tensors)}
         if fields.get("runner_search") is not None:
             fields["runner_reason"] = "the cheapest of those that were compared"
         return cls(
             structure=graph.structure,
             groups=tuple(group.name for group in graph.variable),
             full_widths=tuple(group.width for group in graph.variable),
-            input_shapes={name: tuple(tensor.shape) for name, tensor in named.items()},
+            input_shapes=input_shapes(example_input),
             batch=batch_size_of(example_input),
             **fields,
         )

@@ -13,7 +13,7 @@ import gc
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +36,7 @@ from ecc.settings import (
     refuse_runner_of_file,
 )
 from ecc.task import Inputs, check_input
+from ecc.torch_utils import input_shapes
 
 from .design import sample_widths
 from .drift import MAX_CV, Drift
@@ -134,6 +135,11 @@ def find_runner(
     return settings, search
 
 
+def _shapes_text(shapes: Mapping[str, Sequence[int]] | None) -> str:
+    """Such as 1x3x224x224."""
+    return ", ".join("x".join(map(str, shape)) for shape in (shapes or {}).values())
+
+
 def default_device(source: EnergySource, runner: str | None = None) -> str:
     """The device to run on by default: that of the runner, else an accelerator that the meter sees, else the CPU."""
     kind = runner_device_type(runner)
@@ -203,6 +209,12 @@ def profile(
     """
     example_input = check_input(example_input)
     meter = find_meter(meter) if isinstance(meter, str) else meter
+    shapes = input_shapes(example_input)
+    if isinstance(meter, Analytic) and graph.input_shapes not in (None, shapes):
+        raise BadMeasurement(
+            f"the channel graph was traced with inputs of shape {_shapes_text(graph.input_shapes)}, and the example "
+            f"input has {_shapes_text(shapes)}. Trace it with this input: trace_channels(model, example_input)."
+        )
     if target_error is not None and not 0 < target_error < 1:
         raise BadMeasurement(f"target error {target_error} is not between 0 and 1; give a fraction such as 0.02.")
     plan = Design(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ecc.errors import BadTask
 from ecc.graph import AffineSize, ChannelGraph, Layer, trace_channels
 from ecc.task import TokenWorkload
-from ecc.torch_utils import device_of
+from ecc.torch_utils import device_of, input_shapes
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -121,7 +121,7 @@ def workload_graph(
     known, key = _LAYERS.setdefault(model, {}), (workload, attention)
     if key not in known:
         known[key] = _traced_layers(model, graph, workload, attention)
-    return replace(graph, layers=known[key])
+    return replace(graph, layers=known[key], input_shapes=input_shapes(workload_input(model, workload)))
 
 
 _LAYERS: WeakKeyDictionary[nn.Module, dict[tuple[TokenWorkload, str], tuple[Layer, ...]]] = WeakKeyDictionary()
