@@ -32,6 +32,8 @@ OVER = 1.03  # fraction of the budget above which a run is marked
 OURS = "ecc"
 AFTER, BEFORE = "finetuned", "pruned"
 TITLES_OF_SCORES = {AFTER: "after fine-tuning", BEFORE: "before fine-tuning"}
+SHORT = "short"
+"""Folder of records of version 0.1, with a quarter of the batches and other baselines, where newer records exist."""
 ALIKE = 1e-9  # rounding error of a mean
 ALIKE_JOULES = 0.05  # runs whose energy differs by more are not compared
 
@@ -81,7 +83,18 @@ class Experiment:
     @property
     def title(self) -> str:
         """Number, network and data."""
-        return TITLES[self.name]
+        number, _, rest = TITLES[self.name].partition(": ")
+        return f"{number}, short training: {rest}" if self.path.parent.name == SHORT else TITLES[self.name]
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether it is a record of version 0.1."""
+        return str(self.record["environment"].get("ecc", "")).startswith("0.1.")
+
+    @property
+    def batches(self) -> int:
+        """Training batches of most runs; 0 if unknown."""
+        return statistics.mode([int(one.row["batches"]["total"]) for one in self.cells if "batches" in one.row] or [0])
 
     @property
     def score_name(self) -> str:
@@ -125,6 +138,11 @@ class Experiment:
 def share_of(budget: str) -> float:
     """Budget relative to dense: 0.5 for "50%"."""
     return float(budget.rstrip("% ")) / 100
+
+
+def all_budgets(found: list[Experiment]) -> list[str]:
+    """Budgets of any of the experiments, largest first."""
+    return sorted({budget for one in found for budget in one.budgets}, key=share_of, reverse=True)
 
 
 def experiments(folder: Path) -> list[Experiment]:

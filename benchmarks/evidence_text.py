@@ -43,16 +43,17 @@ batches unless stated otherwise; see [baselines](docs/baselines.md). Scores are 
 deviation over seeds. [results/evidence.md](results/evidence.md) lists every run. Limits of these experiments:
 
 - Methods use the energy model of the GPU to meet the budget. Each result was measured afterwards, next to the dense
-  network, in several sessions on several GPUs of the same kind. Compare only energy relative to the dense network. Runs
-  with a large prediction error were repeated with an energy model that includes the new measurements (all methods
-  except *ecc (paper)*). Results that exceed their budget (†) are included in the comparisons; *at equal energy* compares
-  ECC with the score of each baseline interpolated at the energy that ECC used.
+  network, in several sessions on several GPUs of the same kind. Compare only energy relative to the dense network. In the
+  records of version 0.1, runs with a large prediction error were repeated with an energy model that includes the new
+  measurements (all methods except *ecc (paper)*); the newer ones take the profile of these records. Results that exceed
+  their budget (†) are included in the comparisons; *at equal energy* compares ECC with the score of each baseline
+  interpolated at the energy that ECC used.
 - No method uses test data. However, ECC was changed between earlier experiments whose test scores were known, and the
   ablations below were evaluated on test data. The baselines were not developed further. The goals were fixed before any
   run; ECC was tuned afterwards.
 - *pruned* scores (before fine-tuning) do not compare methods at equal training: ECC has trained during pruning, the
   baselines have trained little or not at all. They show how much a method relies on fine-tuning.
-- Training is short. Longer training of the baselines was not tested.
+- In the records of version 0.1 training is short. NetAdapt, AMC, EAP and LcP were not run with longer training.
 - The NetAdapt runs are older than the current distribution of steps over candidates. Where there were fewer steps than
   candidates, as in E2, the first rounds used all steps, and some candidates of the last of these rounds were compared
   without training.
@@ -77,8 +78,7 @@ def about(found: Experiment) -> str:
         else []
     )
     images, norms = read_recipe(RECIPES[found.name]).batch_size or 0, record["recalibration_batches"]
-    batches = statistics.mode([cell.row["batches"]["total"] for cell in found.cells if "batches" in cell.row] or [0])
-    trained = f" Each method used {batches:,.0f} batches of {images} images." if batches else ""
+    trained = f" Each method used {found.batches:,} batches of {images} images." if found.batches else ""
     return (
         f"{'; '.join(facts)}.{trained} Batch-norm statistics of the baselines were recalibrated on {norms * images} images "
         f"before each evaluation and before fine-tuning. Candidates were compared on {record['held_out_images']} held-out "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from evidence_data import AFTER, BEFORE, OURS, Experiment, experiments
+from evidence_data import AFTER, BEFORE, OURS, SHORT, Experiment, experiments
 from result_tables import RESULTS, load, table
 
 PAPER_ERROR = 0.03  # "converge to around 0.03"
@@ -17,7 +17,9 @@ Row = tuple[str, str, str, str]
 
 def paper_section(folder: Path = RESULTS / "evidence") -> str:
     """One row for each figure and table of the paper; empty without records."""
-    found = {one.name: one for one in experiments(folder)}
+    found = {
+        one.name: one for one in [*experiments(folder), *experiments(folder / SHORT)]
+    }  # these have NetAdapt and AMC
     if not {"e1", "e2", "e3"} <= found.keys():
         return ""
     rows = [*_energy_model(), _mobilenet(found["e1"]), _alexnet(found["e3"]), _erfnet(found["e2"]), *_widths(found)]
