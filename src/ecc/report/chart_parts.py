@@ -32,8 +32,16 @@ COLOURS: dict[str, tuple[str, str]] = {
     "uniform": ("#6b7680", "#a9b4be"),
     "greedy": ("#b0306a", "#ff8fbe"),
     "scratch": ("#5b4636", "#c9a98c"),
+    "greedy_taylor": ("#b01c1c", "#ff7a70"),
+    "tp_taylor": ("#00707f", "#4cc9dc"),
+    "tp_magnitude": ("#3f6f00", "#9bd14b"),
 }
 """Light and dark value of each CSS variable."""
+
+STAR = "M0,-1.3L0.34,-0.47L1.24,-0.4L0.56,0.18L0.76,1.05L0,0.59L-0.76,1.05L-0.56,0.18L-1.24,-0.4L-0.34,-0.47Z"
+HEXAGON = "M0,-1.05L0.91,-0.52L0.91,0.52L0,1.05L-0.91,0.52L-0.91,-0.53Z"
+PENTAGON = "M0,-1.1L1.05,-0.34L0.65,0.89L-0.65,0.89L-1.05,-0.34Z"
+"""SVG paths; Vega scales them."""
 
 SHAPES = {
     "ecc": "circle",
@@ -44,6 +52,9 @@ SHAPES = {
     "uniform": "triangle-down",
     "greedy": "triangle-right",
     "scratch": "triangle-left",
+    "greedy_taylor": STAR,
+    "tp_taylor": HEXAGON,
+    "tp_magnitude": PENTAGON,
 }
 OTHER_METHOD = ("scratch", "square")
 """Colour and shape of a method that has none of its own."""

@@ -23,7 +23,7 @@ from ecc import formatting
 from ecc.io import refuse_other_file, write_text
 from ecc.records import to_builtins
 
-from .chart_parts import COLOURS, SHAPES
+from .chart_parts import COLOURS, HEXAGON, PENTAGON, SHAPES, STAR
 from .charts import figures_of
 from .load import load_report
 from .records import Report
@@ -40,6 +40,9 @@ _GLYPHS = {
     "triangle-down": "▼",
     "triangle-right": "▶",
     "triangle-left": "◀",
+    STAR: "★",
+    HEXAGON: "⬢",
+    PENTAGON: "⬟",
 }
 
 
