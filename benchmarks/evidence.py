@@ -3,8 +3,9 @@
     PYTHONPATH=src python3 benchmarks/evidence.py mobilenet-imagenette --data DATA --root WORK --out OUT.json
 
 1. Profile the network on the meter of this machine and fit the energy model. `--profile` names a profile to take instead.
-2. Run all runs of the comparison in parallel processes, as the recipe says, with predicted costs: nothing can be
-   measured while other processes use the GPU. Variants of ECC, such as the paper's own form, are runs as well.
+2. Run all runs of the comparison in parallel processes, as the recipe says. Variants of ECC, such as the paper's own form,
+   are runs as well. With `--loop` every run meets its budget on the meter: this process measures while the others pause
+   (`evidence_meter.py`). Without it, costs are predicted.
 3. When the GPU is idle, measure every result, and from time to time the dense network. Results with equal widths are
    measured once.
 
@@ -50,6 +51,7 @@ from evidence_grid import (
     variant_settings,
     variants_of,
 )
+from evidence_meter import MeasuringService, PausedProcesses, SharedMeter
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of, write_stamps
 from evidence_rerun import refit_and_rerun
 from machine import machine, write_record
@@ -59,7 +61,7 @@ from ecc.constants import PROTOCOLS
 from ecc.energy import EnergyModel
 from ecc.errors import EccError
 from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
+from ecc.measure import PROFILE_SETTINGS, EnergySource, Meter, MeterInfo, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import GridRun
@@ -89,12 +91,13 @@ SAVE_EVERY = 30.0
 # ---------------------------------------------------------------- parallel runs
 
 
-def worker(options: argparse.Namespace, data: ImageData) -> None:
+def worker(options: argparse.Namespace, data: ImageData, meter: SharedMeter | None = None) -> None:
     """Train dense networks and execute runs that no other worker has claimed, until none is left."""
     torch.set_num_threads(1)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
     file = options.root / START
-    grids = the_grids(options, recipe, the_task(options, recipe, data, load_state(file) if file.exists() else None))
+    task = the_task(options, recipe, data, load_state(file) if file.exists() else None)
+    grids = the_grids(options, recipe, task if meter is None else meter.guarded(task), meter)
     with suppress(Interrupted):
         for seed in sorted({cell.seed for _, cell in unfinished(grids, options.only)}):
             if claimed(f"dense-{seed}", options.root):
@@ -124,6 +127,8 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             name = f"{cell.method} {grid.variant}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)
             check_device(options.device)
+            if meter is not None:
+                meter.rest()
 
 
 def train_or_fail(grids: list[Grid], seed: int, options: argparse.Namespace) -> None:
@@ -206,34 +211,51 @@ def is_claimed(name: str, root: Path) -> bool:
     return (root / "claims" / name).exists()
 
 
-def started_workers(options: argparse.Namespace, task: Task, data: ImageData, count: int) -> list[Any]:
-    """Start worker processes for a number of runs."""
+def started_workers(
+    options: argparse.Namespace, task: Task, data: ImageData, count: int, measure: CostEvaluator | None, info: MeterInfo
+) -> tuple[list[Any], MeasuringService | None]:
+    """Start worker processes for a number of runs, and what measures for them if `measure` is given."""
     save_state(options.root / START, task.model.state_dict())
     shutil.rmtree(options.root / "claims", ignore_errors=True)  # of earlier workers
     (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
     processes = min(options.processes, count)
-    workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(processes)]
+    service = None if measure is None else MeasuringService(measure, info, spawn, processes)
+    meters = [None] * processes if service is None else service.meters
+    workers = [spawn.Process(target=worker, args=(options, data, meter)) for meter in meters]
     for process in workers:
         process.start()
-    return workers
+    return workers, service
 
 
-def finish(workers: list[Any], end: float, reserved: Callable[[], float], save: Callable[[], None]) -> None:
-    """Wait for the workers, and stop them in time for the measurements.
+def finish(
+    workers: list[Any],
+    service: MeasuringService | None,
+    end: float,
+    reserved: Callable[[], float],
+    save: Callable[[], None],
+) -> None:
+    """Wait for the workers, measure for them, and stop them in time for the measurements of the results.
 
     Args:
         workers: The processes.
+        service: Measures for them; None if they do not measure.
         end: When the whole call ends.
         reserved: Seconds that are needed before the end, see `time_after`.
         save: Writes the record, called now and then.
     """
     saved = time.monotonic()
     while any(process.is_alive() for process in workers) and time.monotonic() < end - reserved():
-        wait([process.sentinel for process in workers if process.is_alive()], timeout=1.0)
+        sentinels = [process.sentinel for process in workers if process.is_alive()]
+        wait(sentinels, timeout=1.0 if service is None else 0.05)
+        if service is not None:
+            service.serve([process.is_alive() for process in workers])
         if time.monotonic() - saved > SAVE_EVERY:
             save()
             saved = time.monotonic()
+    if service is not None:
+        service.signals.stop.set()
+        print(f"{service.readings} measurements during the runs, {service.seconds:.0f} s", flush=True)
     for process in workers:
         if process.is_alive():
             os.kill(process.pid or 0, signal.SIGTERM)  # they save their state
@@ -253,7 +275,15 @@ def time_after(cells: int, seconds: float) -> float:
 # ---------------------------------------------------------------- measurements
 
 
-def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
+def cost_evaluator(task: Task, batch: int, energy: EnergyModel, source: EnergySource) -> CostEvaluator:
+    """Measures networks of the task, also while other processes pause."""
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
+    meter = PausedProcesses(source) if isinstance(source, Meter) else source
+    return CostEvaluator(task.model, graph, example, {energy.resource: energy}, meter, **MEASURE_SETTINGS)
+
+
+def measure_results(grids: list[Grid], evaluate_cost: CostEvaluator, until: float) -> None:
     """Measure every result that has not been measured, and the dense network, into measured.json of the run.
 
     A network that cannot be measured is left out.
@@ -268,10 +298,6 @@ def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySou
     if not waiting:
         return
     waiting.sort(key=lambda one: (one[1].seed, one[1].method != "ecc"))  # in case time runs out
-    (energy,) = grids[0].comparison.energy_models
-    example = with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, verify=False)
-    evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
     dense, measured_count = evaluate_cost({}), 0
     for grid, cell, file in waiting:
         widths = widths_of(grid, cell)
@@ -326,6 +352,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--mps", action="store_true", help="let kernels of several processes run concurrently (CUDA MPS)"
     )
+    parser.add_argument("--loop", action="store_true", help="measure during the runs, so that they meet their budgets")
     parser.add_argument(
         "--rerun", action="store_true", help="fit the energy model again and repeat runs with a large prediction error"
     )
@@ -382,14 +409,16 @@ def main() -> None:
             hashes = {"dense_sha256": dense_weights(grids[0])}
             write_record({**header, **hashes, "rows": rows_of(grids)}, options.out)
 
+        measure = cost_evaluator(task, batch, energy, source)
         end, left = started + options.seconds, unfinished(grids, options.only)
         if left:
             with shared_gpu(options.mps, options.root):
-                workers = started_workers(options, task, data, len(left))
-                finish(workers, end, lambda: time_after(unmeasured(grids), options.seconds), save)
+                during, info = measure if options.loop else None, source.describe()
+                workers, service = started_workers(options, task, data, len(left), during, info)
+                finish(workers, service, end, lambda: time_after(unmeasured(grids), options.seconds), save)
         print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids, options.only))} runs missing", flush=True)
         save()  # in case that measuring fails
-        measure_results(grids, task, batch, source, end - 5)
+        measure_results(grids, measure, end - 5)
         save()
     finally:
         close_meter(source)

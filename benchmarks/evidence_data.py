@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ AFTER, BEFORE = "finetuned", "pruned"
 TITLES_OF_SCORES = {AFTER: "after fine-tuning", BEFORE: "before fine-tuning"}
 SHORT = "short"
 """Folder of records of version 0.1, with a quarter of the batches and other baselines, where newer records exist."""
+PREDICTED, LOOP = "predicted", "loop"
+"""Fields of the cost that a run ended with: predicted, or measured during the run."""
 ALIKE = 1e-9  # rounding error of a mean
 ALIKE_JOULES = 0.05  # runs whose energy differs by more are not compared
 
@@ -58,11 +60,15 @@ class Cell:
 
     @property
     def is_over(self) -> bool:
-        """Whether it clearly exceeds its budget: measured, or predicted if it was not measured."""
-        spent = self.of_budget
-        if spent is None and "predicted" in self.row:
-            spent = self.row["predicted"]["result"] / self.row["predicted"]["limit"]
+        """Whether it clearly exceeds its budget: as measured afterwards, or else in the run."""
+        spent = self.of_budget if self.of_budget is not None else self.in_the_run
         return spent is not None and spent > OVER
+
+    @property
+    def in_the_run(self) -> float | None:
+        """The cost that the run ended with, predicted or measured, relative to its budget."""
+        reached = reached_of(self.row)
+        return None if reached is None else float(reached["result"] / reached["limit"])
 
     @property
     def of_budget(self) -> float | None:
@@ -138,6 +144,11 @@ class Experiment:
 def share_of(budget: str) -> float:
     """Budget relative to dense: 0.5 for "50%"."""
     return float(budget.rstrip("% ")) / 100
+
+
+def reached_of(row: Mapping[str, Any]) -> Any:
+    """The cost that a run ended with, and its budget; None if unknown."""
+    return row.get(PREDICTED, row.get(LOOP))
 
 
 def all_budgets(found: list[Experiment]) -> list[str]:

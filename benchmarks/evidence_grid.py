@@ -205,8 +205,8 @@ def changed(settings: CompressSettings, changes: dict[str, Any]) -> CompressSett
     return settings_from(CompressSettings, {**flat_values(settings), **changes})
 
 
-def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[Grid]:
-    """The comparison, followed by the variants."""
+def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task, meter: EnergySource | None = None) -> list[Grid]:
+    """The comparison, followed by the variants; with a meter, runs meet their budgets on it."""
     energy = EnergyModel.load(options.root / "energy.json")
     settings = changed(recipe.settings, json.loads(options.settings))
     methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
@@ -226,6 +226,7 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
                 methods=methods,
                 budgets=budgets,
                 seeds=seeds,
+                meter=meter,
                 settings=settings,
                 device=options.device,
                 freeze=freeze,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import command_of, device_name
+from evidence_data import LOOP, PREDICTED, reached_of
 from evidence_grid import Grid, failure_of
 from machine import commit
 
@@ -50,7 +51,8 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
                     grid.read(cell, name) or {} for name in ("summary.json", "cell.json", "environment.json")
                 )
                 row |= {key: summary[key] for key in FACTS if key in summary}
-                row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
+                reached = summary["budgets"]["energy"]
+                row |= {PREDICTED if reached["label"] == PREDICTED else LOOP: reached, "cell_seconds": facts["seconds"]}
                 row |= {"date": where["sessions"][-1]["started"][:10], **(grid.read(cell, STAMPS) or {})}
                 measured = grid.read(cell, "measured.json")
                 row |= {} if measured is None else {"measured": measured}
@@ -120,7 +122,7 @@ def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()
         folder = cell.folder(grid.runs)
         folder.mkdir(parents=True, exist_ok=True)
         files = {
-            "summary.json": {key: row[key] for key in FACTS if key in row} | {"budgets": {"energy": row["predicted"]}},
+            "summary.json": {key: row[key] for key in FACTS if key in row} | {"budgets": {"energy": reached_of(row)}},
             "widths.json": row["widths"],
             "environment.json": {"sessions": [{"started": row["date"]}]},
             "measured.json": row.get("measured"),

@@ -141,7 +141,7 @@ def cells_table(found: Experiment) -> str:
     for cell in sorted(found.cells, key=lambda one: (-share_of(one.budget), found.methods.index(one.method), one.seed)):
         if cell.missing is not None:
             continue
-        predicted, batches = cell.row.get("predicted"), cell.row.get("batches", {})
+        reached, batches = cell.in_the_run, cell.row.get("batches", {})
         measured = ["", "", "", ""]
         if cell.measured:
             measured = [f"{cell.measured['joules']:.4g}", f"{cell.share:.1%}", f"{cell.of_budget:.1%}"]
@@ -152,7 +152,7 @@ def cells_table(found: Experiment) -> str:
                 cell.budget,
                 str(cell.seed),
                 *(f"{100 * cell.scores[when]:.2f}" if when in cell.scores else "" for when in ("dense", BEFORE, AFTER)),
-                "" if predicted is None else f"{predicted['result'] / predicted['limit']:.1%}",
+                "" if reached is None else f"{reached:.1%}",
                 *measured,
                 _counted(cell, "parameters", 1e6),
                 _counted(cell, "macs", 1e9),
@@ -167,7 +167,7 @@ def cells_table(found: Experiment) -> str:
         "dense",
         "pruned",
         "finetuned",
-        "predicted / budget",
+        "in the run / budget",
         f"J per batch, {found.labels}",
     ]
     head += [

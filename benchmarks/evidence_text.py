@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from evidence_data import (
+    LOOP,
     OURS,
     RECIPES,
     SCORES,
@@ -42,8 +43,8 @@ All methods start from the same dense networks, prune the same channel groups an
 batches unless stated otherwise; see [baselines](docs/baselines.md). Scores are test scores in per cent: mean ± standard
 deviation over seeds. [results/evidence.md](results/evidence.md) lists every run. Limits of these experiments:
 
-- Methods use the energy model of the GPU to meet the budget. Each result was measured afterwards, next to the dense
-  network, in several sessions on several GPUs of the same kind. Compare only energy relative to the dense network. In the
+- Methods use the energy model of the GPU to meet the budget, or measurements during pruning where an experiment says so.
+  Each result was measured afterwards, next to the dense network, in several sessions on several GPUs of the same kind. Compare only energy relative to the dense network. In the
   records of version 0.1, runs with a large prediction error were repeated with an energy model that includes the new
   measurements (all methods except *ecc (paper)*); the newer ones take the profile of these records. Results that exceed
   their budget (†) are included in the comparisons; *at equal energy* compares ECC with the score of each baseline
@@ -83,8 +84,18 @@ def about(found: Experiment) -> str:
         f"{'; '.join(facts)}.{trained} Batch-norm statistics of the baselines were recalibrated on {norms * images} images "
         f"before each evaluation and before fine-tuning. Candidates were compared on {record['held_out_images']} held-out "
         "images."
-        f"{_test_error(found)}{_unsure(found)}"
+        f"{_loops(found)}{_test_error(found)}{_unsure(found)}"
     )
+
+
+def _loops(found: Experiment) -> str:
+    """How many runs measured; empty if none did."""
+    done = [cell for cell in found.cells if cell.missing is None]
+    loops = sum(LOOP in cell.row for cell in done)
+    if not loops:
+        return ""
+    rest = "" if loops == len(done) else ", the others with predictions alone"
+    return f" {loops} of {len(done)} runs met their budget with measurements during the run{rest}."
 
 
 def shown(pair: tuple[float, float] | None) -> str:

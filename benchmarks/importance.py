@@ -241,7 +241,7 @@ def study_task(name: str, task: Task, options: Any) -> dict[str, Any]:
                 f"{row['slope_ratio_p90_p10']:8.2f}, max/min {row['slope_ratio_max_min']:8.2f}",
                 flush=True,
             )
-    names = ("steps", "batches", "evaluated", "removals", "calibration")
+    names = ("steps", "batches", "evaluated", "removals", "calibration", "lr", "batch_size", "image_size")
     settings = {name: getattr(options, name) for name in names}
     return {"commit": commit(), "groups": len(graph.prunable), **settings, "points": points}
 
@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--removals", type=int, default=REMOVALS)
     parser.add_argument("--calibration", type=int, default=8, help="Removals of each group for calibration.")
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--image-size", type=int, help="Side of square images; by default that of the network.")
     parser.add_argument("--add", action="store_true", help="Keep the other networks of the output file.")
 
     options = parser.parse_args()
@@ -272,7 +273,9 @@ def main() -> None:
         elif data:
             from packed import packed_task  # needs Pillow
 
-            task = packed_task(network, data, options.data, batch=options.batch_size)
+            side = options.image_size
+            size = None if side is None else (side, side)
+            task = packed_task(network, data, options.data, size=size, batch=options.batch_size)
         else:
             task = find_task(network)
         found[name] = study_task(name, task, options)

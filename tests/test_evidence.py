@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +17,10 @@ import pytest
 import torch
 
 from ecc.errors import BadMeasurement
-from ecc.measure import find_meter
+from ecc.measure import Measured, MeterInfo, find_meter
+from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.grid import GridRun
+from ecc.training import Interrupted
 from ecc.zoo.data import ImageData, Packed
 from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.recipe import read_recipe
@@ -25,6 +30,7 @@ pytest.importorskip("PIL")
 import evidence
 import evidence_data as data
 import evidence_grid as grids
+import evidence_meter
 import evidence_record
 import packed
 
@@ -95,7 +101,7 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
     )  # fmt: skip
     recipe = read_recipe(tmp_path / "tiny.toml")
     task, source = grids.the_task(options, recipe, tiny), find_meter("platform:jetson-tx2")
-    grids.fitted(task, source, options)
+    energy = grids.fitted(task, source, options)
     assert (tmp_path / "new" / "out.profile.gz").exists()
     requested = grids.the_grids(options, recipe, task)
     for grid in requested:
@@ -109,7 +115,7 @@ def test_a_fresh_experiment_runs_and_is_recorded(tmp_path: Path, monkeypatch: py
     assert list(trained(first)) == ["0", "1"]
     assert trained(first)["0"] != trained(first)["1"]
     assert trained(variant) == {"0": trained(first)["0"]}  # the same network; the variant has one seed
-    evidence.measure_results(requested, task, 256, source, math.inf)
+    evidence.measure_results(requested, evidence.cost_evaluator(task, 256, energy, source), math.inf)
     rows = evidence_record.rows_of(requested)
     assert [(row.get("variant"), row["method"], row["seed"]) for row in rows] == [
         (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("uniform floor", "ecc", 0)
@@ -248,10 +254,9 @@ def test_time_for_measuring_depends_on_the_results_there_are() -> None:
     assert evidence.time_after(500, 500.0) <= 125.0
 
 
-def test_a_network_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_measured_is_left_out(tmp_path: Path) -> None:
     comparison: Any = Broken()
-    comparison.energy_models = [SimpleNamespace(resource="energy")]
-    grid, task, source = grids.Grid("", comparison, tmp_path), SimpleNamespace(model=None, example_input=None), object()
+    grid = grids.Grid("", comparison, tmp_path)
     widths = {"amc": 8, "broken": 16, "ecc": 24}
     for cell in comparison.runs[:3]:
         cell.folder(tmp_path).mkdir(parents=True)
@@ -264,9 +269,100 @@ def test_a_network_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypat
             amounts={"energy": 1.0 + len(widths), "latency": 1.0}, relative_ci=0.01, label="measured"
         )
 
-    for name, value in {"CostEvaluator": cost, "trace_channels": None, "with_batch_size": None}.items():
-        monkeypatch.setattr(evidence, name, lambda *_, value=value, **__: value)
-    arguments: Any = ([grid], task, 4, source, math.inf)
-    evidence.measure_results(*arguments)
+    evaluate: Any = cost
+    evidence.measure_results([grid], evaluate, math.inf)
     assert [cell.method for _, cell, file in evidence.results_of([grid]) if file.exists()] == ["amc", "ecc"]
     assert evidence.unmeasured([grid]) == 1
+
+
+# ---------------------------------------------------------------- measurements during the runs
+
+INFO = MeterInfo(name="m", device="d", provenance=Measured(), scope="board")
+GRAPH: Any = SimpleNamespace(variable=[SimpleNamespace(name="a", width=8)])
+
+
+class Workers:
+    """Threads in the place of workers: each trains, asks for measurements, and trains on."""
+
+    def __init__(self, widths: Sequence[Sequence[int]], joules: Any) -> None:
+        self.training, self.overlaps, self.asked = set[int](), 0, list[dict[str, int]]()
+        self.readings: list[list[Any]] = [[] for _ in widths]
+        self.widths, self.joules = widths, joules
+        self.service = evidence_meter.MeasuringService(
+            self.measure, INFO, multiprocessing.get_context("spawn"), len(widths)
+        )
+        self.threads = [threading.Thread(target=self.work, args=(number,)) for number in range(len(widths))]
+
+    def measure(self, widths: Any) -> MeasuredCost:
+        self.asked.append(dict(widths))
+        time.sleep(0.02)
+        self.overlaps += len(self.training)
+        return MeasuredCost({"energy": self.joules(widths), "latency": 1.0}, "measured", 0.004)
+
+    def train(self, number: int, steps: int) -> None:
+        for _ in range(steps):
+            self.service.meters[number].gate()
+            self.training.add(number)
+            time.sleep(0.003)
+            self.training.discard(number)
+
+    def work(self, number: int) -> None:
+        meter = self.service.meters[number]
+        try:
+            self.train(number, 20 + 10 * number)
+            for width in self.widths[number]:
+                self.readings[number].append(meter.cost(GRAPH, {"a": width}))
+        except (BadMeasurement, Interrupted) as error:
+            self.readings[number].append(str(error))
+        else:
+            self.train(number, 20)
+        meter.rest()
+
+    def run(self) -> None:
+        for thread in self.threads:
+            thread.start()
+        end = time.monotonic() + 30
+        while (alive := [thread.is_alive() for thread in self.threads]) != [False] * len(alive):
+            self.service.serve(alive)
+            time.sleep(0.002)
+            assert time.monotonic() < end
+
+
+def test_networks_are_measured_while_all_workers_pause() -> None:
+    workers = Workers([(8, 4), (4, 2), (), (2,)], lambda widths: float(widths.get("a", 8)))
+    workers.run()
+    assert workers.overlaps == 0
+    assert [[one.joules for one in found] for found in workers.readings] == [[8, 4], [4, 2], [], [2]]
+    assert all(one.relative_ci == 0.004 for found in workers.readings for one in found)
+    asked = [one["a"] for one in workers.asked if one]
+    assert sorted(asked) == [2, 4, 8]  # each once
+    assert workers.service.readings == len(workers.asked) > 3  # with the dense network
+
+
+def test_readings_are_scaled_to_the_first_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_meter, "DENSE_SECONDS", 0.0)
+    warmer = iter([1.0, 1.0, 1.1, 1.1])
+    workers = Workers([(4, 2)], lambda widths: next(warmer) * widths.get("a", 8))
+    workers.run()
+    assert [one.joules for one in workers.readings[0]] == pytest.approx([4, 2])
+
+
+def test_a_network_that_cannot_be_measured_fails_its_run_only() -> None:
+    def joules(widths: Any) -> float:
+        if widths.get("a") == 4:
+            raise BadMeasurement("the reading is noisy")
+        return 1.0
+
+    workers = Workers([(4,), (2,)], joules)
+    workers.run()
+    assert workers.readings[0] == ["the reading is noisy"]
+    assert workers.readings[1][0].joules == 1.0
+
+
+def test_workers_that_wait_stop_when_the_time_is_over() -> None:
+    workers = Workers([(4,)], lambda _: 1.0)
+    (thread,) = workers.threads
+    thread.start()
+    workers.service.signals.stop.set()
+    thread.join(10)
+    assert workers.readings == [["stopped while it waited for a measurement."]]

@@ -148,6 +148,8 @@ class Reading:
     """Cumulative joules of a counter, or joules of one inference."""
     seconds: float
     """Monotonic time of the reading, or duration of one inference."""
+    relative_ci: float | None = field(default=None, kw_only=True)
+    """Half width of the 95 % confidence interval of the joules, if an `Analytic` knows it; None if they are exact."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,7 +231,7 @@ class CostEvaluator:
             return MeasuredCost(amounts, self.label, sample.relative_ci)
         if models and isinstance(self._meter, Analytic):
             cost = self._meter.cost(self._graph, {name: int(width) for name, width in widths.items()})
-            return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self.label)
+            return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self.label, cost.relative_ci)
         if all(widths.get(group.name, group.width) == group.width for group in self._graph.variable):
             return MeasuredCost({name: model.dense_profiled for name, model in models.items()}, self.label)
         return MeasuredCost({name: model.at(widths) for name, model in models.items()}, self.label)
