@@ -62,7 +62,8 @@ def _accuracy_panel(found: Experiment, when: str) -> Any:
     for method in methods:
         points = [point for budget in found.budgets if (point := _point(found, method, budget, when))]
         rows += [{"method": method, "share": x, "score": y, "low": y - a, "high": y + b} for x, y, a, b in points]
-    dense = mean_and_spread(found.dense())
+    trained = list(found.dense_trained().values()) if when == AFTER else []
+    dense, name = mean_and_spread(trained or found.dense()), "dense, same training" if trained else "dense"
     level = 100 * dense[0] if dense else None
     domain, note = _cut_off(rows, level)
     scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=domain)
@@ -78,7 +79,7 @@ def _accuracy_panel(found: Experiment, when: str) -> Any:
         chart.mark_point(filled=True, size=45, opacity=1, clip=True).encode(x, y, colour, shape),
     ]
     if level is not None:
-        line = make_chart([{"score": level, "text": "dense"}])
+        line = make_chart([{"score": level, "text": name}])
         parts.append(line.mark_rule(strokeDash=[2, 3], stroke=GREY).encode(y))
         parts.append(line.mark_text(align="left", dy=-6, fill=GREY).encode(y, x=alt.value(2), text="text:N"))
     if note:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from evidence_data import DENSE
 from packed import as_packed, packed_task
 from profile_networks import profiled
 
@@ -38,15 +39,16 @@ CHECKPOINT = "checkpoint.safetensors"
 
 @dataclass(frozen=True)
 class Variant:
-    """ECC with settings that differ from the recipe, from the same dense networks."""
+    """A method with settings that differ from the recipe, from the same dense networks."""
 
     settings: dict[str, Any]
     budgets: tuple[str, ...] | None = None
-    """Budgets of the recipe; None for all."""
+    """Budgets; None for all of the recipe. Those that are not asked for are left out, unless `method` is not ECC."""
     seeds: int | None = None
     """Number of seeds; None for all."""
     freeze: tuple[str, ...] = ()
     """Modules whose output channels are not pruned."""
+    method: str = "ecc"
 
 
 def variant_settings(variant: Variant) -> dict[str, Any]:
@@ -119,13 +121,16 @@ SOLVER_VARIANTS = {
 """The other solver and criterion, for all experiments; see solvers.py."""
 
 
-WIDTHS_ONLY = {"widths only": Variant({"depth": False})}
+DENSE_TRAINED = {DENSE: Variant({}, ("100%",), method="uniform")}
+"""The dense network with the same training: a budget of all of its energy prunes nothing."""
+
+WIDTHS_ONLY = {"widths only": Variant({"depth": False}), **DENSE_TRAINED}
 """For networks with residual branches, which other methods do not remove."""
 
 
 def variants_of(options: argparse.Namespace) -> dict[str, Variant]:
     """The variants that are run besides the recipe itself."""
-    known = {"recipe": VARIANTS[options.name], "solvers": SOLVER_VARIANTS, "depth": WIDTHS_ONLY, "none": {}}
+    known = {"recipe": VARIANTS[options.name], "solvers": SOLVER_VARIANTS, "depth": WIDTHS_ONLY, "none": DENSE_TRAINED}
     return known[options.variants]
 
 
@@ -213,10 +218,10 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task, meter: En
     seeds = options.seeds or recipe.seeds or 1
     grids = {"": (methods, budgets, settings, seeds, tuple(recipe.freeze or ()))}
     for name, variant in variants_of(options).items():
-        some = [budget for budget in budgets if variant.budgets is None or budget in variant.budgets]
-        if some and "ecc" in methods:
-            own = changed(settings, variant.settings)
-            grids[name] = (["ecc"], some, own, min(seeds, variant.seeds or seeds), variant.freeze)
+        is_ours, own = variant.method == "ecc", changed(settings, variant.settings)
+        some = [one for one in variant.budgets or budgets if one in budgets or not is_ours]
+        if some and (not is_ours or "ecc" in methods):
+            grids[name] = ([variant.method], some, own, min(seeds, variant.seeds or seeds), variant.freeze)
     return [
         Grid(
             variant,

@@ -72,6 +72,8 @@ def about(found: Experiment) -> str:
     joules = [cell.measured["dense_joules"] for cell in found.cells if cell.measured]
     facts = [f"{record['device']}, batch size {record['measured_batch']} when measured"]
     facts += [f"dense: {shown(dense)}" if dense else "no dense score"]
+    trained = mean_and_spread(list(found.dense_trained().values()))
+    facts += [f"dense with the same training: {shown(trained)} ({len(found.dense_trained())} seeds)"] if trained else []
     facts += [f"{min(joules):.3g} to {max(joules):.3g} J per batch, {found.labels}"] if joules else []
     facts += (
         [f"mean cross-validated error of the energy model {record['fit']['mean']:.2%}"]
@@ -79,9 +81,9 @@ def about(found: Experiment) -> str:
         else []
     )
     images, norms = read_recipe(RECIPES[found.name]).batch_size or 0, record["recalibration_batches"]
-    trained = f" Each method used {found.batches:,} batches of {images} images." if found.batches else ""
+    used = f" Each method used {found.batches:,} batches of {images} images." if found.batches else ""
     return (
-        f"{'; '.join(facts)}.{trained} Batch-norm statistics of the baselines were recalibrated on {norms * images} images "
+        f"{'; '.join(facts)}.{used} Batch-norm statistics of the baselines were recalibrated on {norms * images} images "
         f"before each evaluation and before fine-tuning. Candidates were compared on {record['held_out_images']} held-out "
         "images."
         f"{_loops(found)}{_test_error(found)}{_unsure(found)}"

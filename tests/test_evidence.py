@@ -32,6 +32,7 @@ import evidence_data as data
 import evidence_grid as grids
 import evidence_meter
 import evidence_record
+import evidence_text
 import packed
 
 RECORD = {
@@ -179,6 +180,18 @@ def test_goal_at_or_above_every_baseline(tmp_path: Path, case: str) -> None:
 def test_goals_with_a_margin(tmp_path: Path, goal: str, name: str, rows: list[Any], word: str) -> None:
     write(tmp_path, name, rows)
     assert verdict(tmp_path, goal, name.upper()).verdict == word
+
+
+def test_the_trained_dense_network_is_no_baseline_but_the_reference(tmp_path: Path) -> None:
+    trained = [{**row("uniform", "100%", 0.93), "variant": data.DENSE}]
+    write(tmp_path, "e4", [row("ecc", "50%", 0.899), row("amc", "50%", 0.8)])
+    assert "0.10 points below dense" in verdict(tmp_path, "within 0.3 points of dense", "E4").numbers
+    write(tmp_path, "e4", [row("ecc", "50%", 0.899), row("amc", "50%", 0.8), *trained])
+    (found,) = data.experiments(tmp_path)
+    assert (found.baselines, found.budgets, found.dense_trained()) == (["amc"], ["50%"], {0: 0.93})
+    one = verdict(tmp_path, "within 0.3 points of dense", "E4")
+    assert (one.verdict, one.numbers) == ("missed", "3.10 points below dense with the same training")
+    assert "dense with the same training: 93.00" in evidence_text.about(found)
 
 
 def test_scores_at_equal_energy_are_interpolated(tmp_path: Path) -> None:
@@ -335,8 +348,8 @@ def test_networks_are_measured_while_all_workers_pause() -> None:
     assert [[one.joules for one in found] for found in workers.readings] == [[8, 4], [4, 2], [], [2]]
     assert all(one.relative_ci == 0.004 for found in workers.readings for one in found)
     asked = [one["a"] for one in workers.asked if one]
-    assert sorted(asked) == [2, 4, 8]  # each once
-    assert workers.service.readings == len(workers.asked) > 3  # with the dense network
+    assert sorted(asked) == [2, 4]  # each once; 8 are the dense network
+    assert workers.service.readings == len(workers.asked) == 3
 
 
 def test_readings_are_scaled_to_the_first_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
