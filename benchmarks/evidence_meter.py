@@ -97,7 +97,7 @@ class SharedMeter:
         is_dense = all(kept[group.name] == group.width for group in graph.variable)
         self._connection.send({} if is_dense else kept)
         while not self._connection.poll(0.05):
-            self._stop_if_asked()
+            self._check_stop()
         found = self._connection.recv()
         if isinstance(found, str):
             raise BadMeasurement(found)
@@ -111,7 +111,7 @@ class SharedMeter:
             self._finish_kernels()
             self._enter(PAUSED)
             while self._signals.pause.is_set():
-                self._stop_if_asked()
+                self._check_stop()
                 time.sleep(POLL)
             self._enter(ACTIVE)
 
@@ -150,7 +150,7 @@ class SharedMeter:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def _stop_if_asked(self) -> None:
+    def _check_stop(self) -> None:
         if self._signals.stop.is_set():
             raise Interrupted("stopped while it waited for a measurement.", signal.SIGTERM)
 

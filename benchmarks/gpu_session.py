@@ -124,7 +124,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "llm.py", ("--weights", "{inputs}/smollm2", "--text", "{inputs}/wikitext2"),
         ("smollm2/packed.json", "wikitext2/valid.txt"), 150.0, what="E6: SmolLM2 at decode and prefill budgets",
     ),
-    "step_time": Experiment("step_time.py", (), (), 30.0, what="a step with EccSolver relative to fused Adam, four networks"),
+    "step_time": Experiment("step_time.py", (), (), 60.0, what="a step with EccSolver relative to fused Adam, four networks"),
     "runners": Experiment("runners.py", (), (), 60.0, what="runners: error of the energy model, --runner auto"),
     "unseen_networks": Experiment(
         "unseen_networks.py", (), (), 100.0, what="energy models of ten random classifiers of torchvision, 100 samples",
@@ -135,8 +135,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "resnet56_long": Experiment(
         "resnet56.py",
-        (*_RESNET, "--epochs", "200", "--tune-epochs", "100", "--shares", "0.469,0.389", "--seeds", "0",
-         "--methods", "ecc,tp_group_norm"),
+        (*_RESNET, "--epochs", "200", "--tune-epochs", "100", "--compile", "yes", "--shares", "0.469,0.389", "--seeds", "0",
+         "--processes", "7", "--methods", "ecc,tp_group_norm,greedy_taylor,dense_distilled"),
         _CIFAR, 200.0, what="the public table: 200 epochs at 2.13x and 2.57x fewer MACs",
     ),
     "resnet56_published": Experiment(
@@ -257,13 +257,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def unpack(source: Path, folder: Path) -> None:
-    """Restore what `pack` put into parts."""
+    """Restore what `pack` put into parts. Files that are there are newer: the last call was killed before it packed them."""
     parts = sorted(source.glob("state.tar.*"))
     folder.mkdir(parents=True, exist_ok=True)
     if parts:
         data = io.BytesIO(b"".join(part.read_bytes() for part in parts))
         with tarfile.open(fileobj=data) as archive:
-            archive.extractall(folder, filter="data")
+            missing = [one for one in archive if not (folder / one.name).is_file()]
+            archive.extractall(folder, missing, filter="data")
 
 
 # ---------------------------------------------------------------- list and check
@@ -309,7 +310,9 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path, default=ROOT / "results", help="folder of records of earlier calls")
     parser.add_argument("--vendor", type=Path, default=VENDOR, help="folder of wheels for a Python that lacks them")
     parser.add_argument("--unpack", type=Path, help="folder with state.tar.00 and so on of the last call")
-    parser.add_argument("--more", type=shlex.split, default=[], help="arguments of all benchmarks, such as '--seeds 0'")
+    parser.add_argument(
+        "--more", type=shlex.split, default=[], help="arguments of all benchmarks of the call, such as '--compile yes'"
+    )
     parser.add_argument("--list", action="store_true", help="print the state of all experiments, and end")
     parser.add_argument("--check", action="store_true", help="the same; exit code 1 if a cell lacks something")
     options = parser.parse_args()

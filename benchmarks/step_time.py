@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="of a block; 30 holds one update of the solve")
     parser.add_argument("--only", help="one network; the others of the earlier record are kept")
     parser.add_argument("--earlier", type=Path, help="record whose other networks are kept; --out if it exists")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no network starts later")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no network starts that would end later")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
@@ -230,11 +230,13 @@ def main() -> None:
         old = json.loads(earlier.read_text())
         before = old["environment"].get("commit") or f"version {old['environment']['ecc']}"
         rows = {name: {"commit": before, **row} for name, row in old["networks"].items()}
-    begin = time.monotonic()
+    begin, took = time.monotonic(), 0.0
     for name, (build, shape) in networks(device).items():
-        if options.only not in (None, name) or time.monotonic() - begin > options.seconds:
+        started = time.monotonic()
+        if options.only not in (None, name) or started - begin + took > options.seconds:
             continue
         rows[name] = {"commit": commit(), **compared(build, shape, device, options.blocks, options.steps)}
+        took = max(took, time.monotonic() - started)
         ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
         print(
             f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  admm {ratio['admm']:.3f}x",

@@ -91,6 +91,15 @@ def test_profiles_in_the_folder_of_a_record_are_packed_with_their_folder(session
     assert (tmp_path / "again" / "nets" / "a.profile.gz").read_bytes() == b"profile"
 
 
+def test_states_of_a_call_that_was_killed_are_not_replaced_by_older_ones(session: Any, tmp_path: Path) -> None:
+    for name in ("a.state", "b.state"):
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    session.pack(tmp_path)
+    (tmp_path / "a.state").write_text("new", encoding="utf-8")
+    session.unpack(tmp_path, tmp_path)
+    assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("a.state", "b.state")] == ["new", "old"]
+
+
 def test_cells_are_listed_and_checked(session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = {"commit": "a", "device": "b", "date": "c", "command": "d", "seconds": 1, "batches": 0}
     cells = [
@@ -114,6 +123,9 @@ def test_every_experiment_names_a_script_and_its_options() -> None:
             options = resnet56.parse(words[2:])
             assert options.mps
             assert resnet56.keys_of(options)
+        if name == "resnet56_long":
+            assert {"ecc", "tp_group_norm", "greedy_taylor", "dense_distilled"} <= set(options.methods)
+            assert options.processes == len(resnet56.keys_of(options))
         if one.script == "unseen_networks.py":
             options = unseen_networks.parse(words[2:])
             assert (options.networks, options.count, options.samples) == ("torchvision", 10, 100)

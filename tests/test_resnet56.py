@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import cells
 import pytest
+import resnet56
 import resnet56_methods as methods
 import resnet56_step as step
 import resnet56_table as table
@@ -18,7 +20,8 @@ from ecc.energy import counted_cost, fit
 from ecc.graph import trace_channels, with_widths
 from ecc.measure.profile import Profile
 from ecc.training import load_state
-from ecc.zoo.resnet_cifar import CifarResNet, resnet20, resnet56
+from ecc.zoo.resnet_cifar import CifarResNet, resnet20
+from ecc.zoo.resnet_cifar import resnet56 as resnet56_model
 
 SHARE = 0.47
 
@@ -96,6 +99,38 @@ def test_the_section_shows_every_method_and_is_empty_without_the_file(
     assert table.resnet56_section() == ""
 
 
+def test_the_section_shows_published_numbers_of_about_the_same_macs_and_names_the_protocol() -> None:
+    assert {row[1] for row in table.published_near(0.469)} == {
+        "2.13x fewer",
+        "2.11x fewer",
+        "2.12x fewer",
+        "2.25x fewer",
+        "1.90x fewer",
+    }
+    assert {row[1] for row in table.published_near(0.389)} == {"2.57x fewer", "2.51x fewer"}
+    found = [*rows("ecc", 93.0), *rows("dense_distilled", 93.0)]
+    published = record(found)
+    published["settings"]["protocol"] = "published"
+    text = table.section_of(published, 0.47, "source")
+    assert "2.13x fewer MACs, published protocol\n" in text
+    assert "Methods with a search see more batches" in text
+    assert "network with as many epochs of fine-tuning" in text
+    other = table.section_of(record(found), 0.47, "source")
+    assert "2.13x fewer MACs\n" in other
+    assert "network with the same epochs" in other
+
+
+@pytest.mark.parametrize(("best", "said"), [(92.5, "is above"), (93.5, "is not above")])
+def test_the_summary_says_whether_ecc_is_above_the_best_other_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float, said: str
+) -> None:
+    found = [*rows("ecc", 93.0), *rows("uniform", best), *rows("dense_distilled", 95.0)]  # far below the dense network
+    (tmp_path / table.FILES[0]).write_text(json.dumps(record(found)), encoding="utf-8")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(table, "load", lambda name: json.loads((tmp_path / name).read_text(encoding="utf-8")))
+    assert f"ResNet-56 ECC {said} the best other method: ECC (default) 93.00" in table.long_training()
+
+
 def test_every_method_has_a_name_in_the_table() -> None:
     assert set(methods.METHODS) == set(table.NAMES)
     assert set(methods.DEFAULT_METHODS) <= set(methods.METHODS)
@@ -124,7 +159,7 @@ def test_uniform_widths_use_up_the_macs() -> None:
 
 def test_widths_of_an_energy_share_are_multiples() -> None:
     energy = fit(Profile.load(Path(__file__).parent.parent / "results/depth/resnet56-m4.profile.gz"))
-    model = resnet56()
+    model = resnet56_model()
     graph = trace_channels(model, torch.randn(1, 3, 32, 32), verify=False)
     limit = 0.6 * energy.dense_profiled
     least = {group.name: 4 if group.frozen is None else group.width for group in graph.groups}
@@ -274,3 +309,11 @@ def test_the_published_protocol_adds_the_search() -> None:
     cell = methods.run_cell(*arguments, is_published=True)
     assert cell["batches"] == 16
     assert cell["prune_batches"] == 8
+
+
+def test_a_continued_cell_of_the_published_protocol_has_all_logits(tmp_path: Path) -> None:
+    pause = cells.Pause(tmp_path / "a.state", EndsAfter(99))
+    assert resnet56.first_epoch(pause, 4) == 0
+    pause.save({"step": 9})
+    assert resnet56.first_epoch(pause, 4) == 2
+    assert resnet56.first_epoch(pause, 4, is_published=True) == 0  # after the search the epochs begin again

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cells
 import pytest
 import torch
 
@@ -45,7 +46,7 @@ def test_mixed_images_have_the_shares_of_their_labels() -> None:
 def test_the_table_compares_with_ecc(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cell(method: str, seed: int, score: float, **more: Any) -> dict[str, Any]:
-        facts = {"of_budget": 0.99, "removed_branches": 2, "scores": {"finetuned": score}}
+        facts = {"of_budget": 0.99, "removed_branches": 2, "batches": 3000, "scores": {"finetuned": score}}
         return {"method": method, "budget": "50%", "seed": seed, **facts, **more}
 
     record = {
@@ -62,5 +63,21 @@ def test_the_table_compares_with_ecc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| 50% | ECC | 84.10 | 3 | - | - | 99.0% | 2.0 |" in text
     assert "| 50% | uniform | 82.10 | 3 | +2.00 (± 0.00) | ahead | 99.0% | 2.0 |" in text
     assert "Failed: tp_taylor at 50%." in text
+    assert "\nHeads, MLP widths," in text
+    assert "Every method has the same number of batches and" in text
+    record["settings"]["width_multiple"] = 8  # more than there are heads
+    record["cells"].append(cell("tp_magnitude", 0, 0.8, batches=3016))
+    text = table.section_of(record, "source")
+    assert "\nMLP widths," in text
+    assert "nearly the same number of batches (3,000 to 3,016)" in text
     monkeypatch.setattr(table, "RESULTS", Path("/nowhere"))
     assert table.vit_section() == ""
+
+
+def test_a_cell_is_expected_to_take_as_long_as_the_longest_one_so_far(tmp_path: Path) -> None:
+    known = cells.Cells(tmp_path / "vit.json", {})
+    known.add({"method": "uniform"}, {"error": "not reachable"}, 0.1)
+    assert vit.longest(known) == vit.EXPECTED_SECONDS
+    for method, seconds in (("ecc", 70.0), ("uniform", 50.0)):
+        known.add({"method": method}, {}, seconds)
+    assert vit.longest(known) == 70
