@@ -4,9 +4,8 @@
     PYTHONPATH=src python3 benchmarks/vit.py --data DATA --out results/vit.json --list
 
 192 channels, 12 blocks, 3 heads, patches of 16 pixels of 128: 64 tokens. It is trained here from random weights with strong
-augmentation (crops of a tenth of the area and more, flips, brightness, contrast, saturation, mixup or cutmix). MLP widths,
-the residual width and, for `ecc`, whole branches are pruned, and heads with `--width-multiple 3` or less, since a group that
-is not wider than the multiple keeps its width. All methods have the same energy model, measured
+augmentation (crops of a tenth of the area and more, flips, brightness, contrast, saturation, mixup or cutmix). Heads, MLP
+widths, the residual width and, for `ecc`, whole branches are pruned. All methods have the same energy model, measured
 budget, batches, learning rate and distillation. The draws of a batch depend on its epoch only, so all methods of a seed
 see the same batches. The test images (the validation split of Imagenette) are scored once, at the end of a cell.
 

@@ -9,8 +9,6 @@ from paired import paired_interval
 from result_tables import RESULTS, load, origin, table
 
 FILE = "vit.json"
-HEADS = 3
-"""Of each block. Widths are multiples of a number, and a group that is no wider keeps its width."""
 NAMES = {
     "ecc": "ECC",
     "ecc_widths": "ECC, widths only",
@@ -65,13 +63,12 @@ def section_of(record: dict[str, Any], source: str) -> str:
     counts = sorted({cell["batches"] for cell in cells if "batches" in cell})
     if settings["protocol"] == "equal" and len(counts) > 1:  # Torch-Pruning computes its importance on a few more
         equal = f"nearly the same number of batches ({counts[0]:,} to {counts[-1]:,})"
-    heads_too = "Heads, " if settings.get("width_multiple", 1) <= HEADS else ""
     failed = [f"{cell['method']} at {cell['budget']}" for cell in record["cells"] if "error" in cell]
     left_out = f" Failed: {', '.join(sorted(set(failed)))}." if failed else ""
     return f"""## E5: a Vision Transformer on Imagenette
 
-ViT-Tiny ({settings["width"]} channels, {settings["blocks"]} blocks, {HEADS} heads, 64 tokens), trained here with strong augmentation: {100 * record["dense_accuracy"]:.2f} % top-1.
-{heads_too}MLP widths, the residual width and, with ECC, branches are pruned to a measured energy ({record["device"]}, batch {settings["measured_batch"]}).
+ViT-Tiny ({settings["width"]} channels, {settings["blocks"]} blocks, 3 heads, 64 tokens), trained here with strong augmentation: {100 * record["dense_accuracy"]:.2f} % top-1.
+Heads, MLP widths, the residual width and, with ECC, branches are pruned to a measured energy ({record["device"]}, batch {settings["measured_batch"]}).
 Every method has {equal} and the same distillation; ± is the 95 % interval of paired differences. The copy of Imagenette is
 lossy: compare with the rows of this table alone.{left_out}
 

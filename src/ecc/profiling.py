@@ -174,7 +174,8 @@ def profile_and_fit(
         wanted = profile_settings(source, **(inference or {}))
         is_local = not isinstance(source, Analytic | RemoteMeter)
         device = default_device(source, wanted.runner) if is_local else None
-        possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
+        steps = dict(zip(graph.structure.groups, graph.structure.width_steps(width_multiple or 1), strict=True))
+        possible = math.prod(max(1, group.width // steps[group.name]) for group in graph.prunable)
         design: dict[str, Any] = {
             "samples": samples or min(SAMPLES, max(1, possible // 2)),
             "design": "uniform" if preset == "paper" else "mixed",

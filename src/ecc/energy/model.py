@@ -76,6 +76,8 @@ class EnergyModel:
     groups: tuple[str, ...]
     full_widths: tuple[int, ...]
     min_widths: tuple[int, ...]
+    width_steps: tuple[int, ...] = ()
+    """Differences of the profiled widths of each group (`StructureSpec.width_steps`); empty in older files."""
     layers: tuple[str, ...]
     """Paths of the layers."""
     branches: tuple[str, ...] = ()
@@ -374,6 +376,7 @@ def build_model(
         groups=structure.groups,
         full_widths=structure.full_widths,
         min_widths=structure.min_widths,
+        width_steps=structure.width_steps(header.design.width_multiple or 1),
         branches=tuple(branch.name for branch in structure.branches),
         branch_groups=structure.branch_groups,
         layers=tuple(layer.path for layer in structure.layers),

@@ -13,6 +13,7 @@ enough to be stored in a profile, so that a profile can be fitted without the ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -270,39 +271,54 @@ class StructureSpec:
         """Position of a group -> number of its branch."""
         return {group: number for number, groups in enumerate(self.branch_groups) for group in groups}
 
+    def width_steps(self, width_multiple: int) -> tuple[int, ...]:
+        """For each group, the number of units whose channels are a multiple of `width_multiple`.
+
+        It is `width_multiple` itself for units of one channel. The unit of an attention head of 64 channels, or of a
+        block of a grouped convolution, has several channels in every layer with weights: with a multiple of 8, any
+        number of such heads is allowed.
+        """
+        channels = [0] * len(self.groups)
+        for layer in self.layers:
+            if layer.macs and layer.tensors:
+                for group, multiple in (*layer.incoming.multiples, *layer.outgoing.multiples):
+                    channels[group] = math.gcd(channels[group], multiple)
+        return tuple(width_multiple // math.gcd(width_multiple, max(1, count)) for count in channels)
+
     def width_remainders(self, width_multiple: int) -> tuple[int, ...]:
-        """For each group, the remainder of its allowed widths modulo `width_multiple`.
+        """For each group, the remainder of its allowed widths modulo its step, see `width_steps`.
 
         The goal is that the *layers* have sizes that are multiples. Usually that means remainder 0 for every group.
         If a group is concatenated with other channels to a size that is a multiple (13 + 3 = 16), pruning the group to
         a multiple of its own would spoil the sum. Such a group is pruned in steps of `width_multiple` from its full
         width (13, 5).
         """
-        remainders = [0] * len(self.groups)
+        steps, remainders = self.width_steps(width_multiple), [0] * len(self.groups)
         for layer in self.layers:
             for size in (layer.incoming, layer.outgoing):
                 is_sum = len(size.multiples) > 1 or size.fixed > 0
                 if not is_sum or round(size.at(self.full_widths)) % width_multiple:
                     continue
                 for group, _ in size.multiples:
-                    remainders[group] = self.full_widths[group] % width_multiple
+                    remainders[group] = self.full_widths[group] % steps[group]
         return tuple(remainders)
 
     def padded(self, widths: Sequence[int], width_multiple: int, removed: Collection[str] | None = None) -> list[int]:
-        """Widths rounded up to `width_multiple` (see `width_remainders`), between minimum and full width.
+        """Widths rounded up to allowed ones, between minimum and full width.
 
         Args:
             widths: One per group.
-            width_multiple: Widths are multiples of this.
+            width_multiple: Layers have multiples of so many channels; see `width_steps` and `width_remainders`.
             removed: Names of the removed branches, whose groups have width 0. By default those with widths 0.
         """
         found = []
         numbers = [number for number, branch in enumerate(self.branches) if branch.name in (removed or ())]
         gone = self.removed(widths) if removed is None else numbers
         without = {group for number in gone for group in self.branch_groups[number]}
-        groups = zip(widths, self.min_widths, self.full_widths, self.width_remainders(width_multiple), strict=True)
-        for position, (width, least, full, rest) in enumerate(groups):
-            rounded = rest + max(0, -((rest - width) // width_multiple)) * width_multiple
+        allowed = zip(self.width_steps(width_multiple), self.width_remainders(width_multiple), strict=True)
+        groups = zip(widths, self.min_widths, self.full_widths, allowed, strict=True)
+        for position, (width, least, full, (step, rest)) in enumerate(groups):
+            rounded = rest + max(0, -((rest - width) // step)) * step
             found.append(0 if position in without else min(full, max(least, rounded)))
         return found
 

@@ -49,15 +49,17 @@ def sample_widths(
         samples: Number of configurations.
         kind: `mixed` or `uniform`.
         seed: The same seed gives the same design on every machine.
-        width_multiple: Rounds each width to the nearest multiple, at least one multiple. The full width is always
-            allowed. For groups that are concatenated with others see `StructureSpec.width_remainders`.
+        width_multiple: Rounds each width so that layers have multiples of so many channels, at least one multiple. The
+            full width is always allowed. See `StructureSpec.width_steps` and `width_remainders`.
     """
     Design(kind=kind, samples=samples, seed=seed, width_multiple=width_multiple)
     groups = graph.variable
     if not groups:
         raise BadWidths("this network has no prunable group, so there are no widths to vary. See `ecc inspect`.")
-    left = dict(zip(graph.structure.groups, graph.structure.width_remainders(width_multiple or 1), strict=True))
-    available = math.prod(_count_widths(group, width_multiple, left[group.name]) for group in groups)
+    structure, multiple = graph.structure, width_multiple or 1
+    pairs = zip(structure.width_steps(multiple), structure.width_remainders(multiple), strict=True)
+    allowed = dict(zip(structure.groups, pairs, strict=True))
+    available = math.prod(_count_widths(group, *allowed[group.name]) for group in groups)
     branches = [set(branch.groups) for branch in graph.branches] if kind == "mixed" else []
     if samples > available * 2 ** len(branches):
         raise BadWidths(_too_many(samples, f"only {available}", width_multiple))
@@ -65,7 +67,7 @@ def sample_widths(
     redraws = 0
     for values, removed in zip(_draw(groups, kind, seed, bool(branches)), _remove(branches, seed), strict=False):
         widths = tuple(
-            0 if group.name in removed else _round_width(value, group, width_multiple or 1, left[group.name])
+            0 if group.name in removed else _round_width(value, group, *allowed[group.name])
             for value, group in zip(values, groups, strict=True)
         )
         redraws = redraws + 1 if widths in drawn else 0
@@ -109,24 +111,23 @@ def _remove(branches: Sequence[set[str]], seed: int) -> Iterator[set[str]]:
         yield set().union(*(branches[number] for number in order[:count]))
 
 
-def _round_width(value: float, group: ChannelGroup, multiple: int, left: int) -> int:
+def _round_width(value: float, group: ChannelGroup, step: int, rest: int) -> int:
     if value >= group.width or group.frozen is not None:
         return group.width
-    nearest = left + multiple * math.floor((value - left) / multiple + 0.5)
-    return min(max(nearest, _smallest_width(group, multiple, left)), group.width)
+    nearest = rest + step * math.floor((value - rest) / step + 0.5)
+    return min(max(nearest, _smallest_width(group, step, rest)), group.width)
 
 
-def _smallest_width(group: ChannelGroup, multiple: int, left: int) -> int:
+def _smallest_width(group: ChannelGroup, step: int, rest: int) -> int:
     """The smallest allowed width that is not below the minimum width of the group."""
-    least = left or multiple
-    return least + multiple * max(0, math.ceil((group.min_width - least) / multiple))
+    least = rest or step
+    return least + step * max(0, math.ceil((group.min_width - least) / step))
 
 
-def _count_widths(group: ChannelGroup, width_multiple: int | None, left: int) -> int:
+def _count_widths(group: ChannelGroup, step: int, rest: int) -> int:
     if group.frozen is not None:
         return 1
-    multiple = width_multiple or 1
-    return len({*range(_smallest_width(group, multiple, left), group.width + 1, multiple), group.width})
+    return len({*range(_smallest_width(group, step, rest), group.width + 1, step), group.width})
 
 
 def _too_many(samples: int, available: str, width_multiple: int | None) -> str:

@@ -104,10 +104,11 @@ class PruningContext:
 
     def round_widths(self, widths: Sequence[float]) -> list[int]:
         """The largest allowed widths that are not above the given ones, and not below the minimum widths."""
-        remainders = self.graph.structure.width_remainders(self.width_multiple)
-        found = []
-        for group, width, least, rest in zip(self.graph.groups, widths, self.min_widths(), remainders, strict=True):
-            rounded = rest + int((width - rest + 1e-9) // self.width_multiple) * self.width_multiple
+        structure, found = self.graph.structure, []
+        steps, remainders = (find(self.width_multiple) for find in (structure.width_steps, structure.width_remainders))
+        parts = zip(self.graph.groups, widths, self.min_widths(), steps, remainders, strict=True)
+        for group, width, least, step, rest in parts:
+            rounded = rest + int((width - rest + 1e-9) // step) * step
             found.append(group.width if width >= group.width else max(least, rounded))
         return found
 

@@ -349,15 +349,17 @@ class BudgetController:
 
         All other widths are those of a measured network, so the estimate of their cost is good.
         """
-        context, step = self._context, self._context.width_multiple
+        context, structure = self._context, self._context.graph.structure
+        steps = dict(zip(structure.groups, structure.width_steps(context.width_multiple), strict=True))
         present, least = context.named_widths(), dict(zip(context.graph.full_widths, context.min_widths(), strict=True))
         below = [one for one in found if one.ratio <= self._band[0]]
         above = [one for one in found if one.ratio > self._band[0]]
-        bases = [(max(below, key=lambda one: one.ratio), step)] if below else []
-        bases += [(min(above, key=lambda one: one.ratio), -step)] if above else []
+        bases = [(max(below, key=lambda one: one.ratio), 1)] if below else []
+        bases += [(min(above, key=lambda one: one.ratio), -1)] if above else []
         neighbours = {}
-        for base, change in bases:
+        for base, sign in bases:
             for name, width in base.check.widths.items():
+                change = sign * steps[name]
                 near = {width + change, *self._aligned(width, change), *(check.widths[name] for check in self.checks)}
                 for new in {min(present[name], one) for one in near}:
                     if width > 0 and new != width and least[name] <= new <= present[name]:
@@ -369,7 +371,7 @@ class BudgetController:
 
     def _aligned(self, width: int, change: int) -> set[int]:
         """The next widths in this direction that are even and that fill a block; of the width multiple as well."""
-        multiples = {math.lcm(self._context.width_multiple, one) for one in (2, BLOCK)}
+        multiples = {math.lcm(abs(change), one) for one in (2, BLOCK)}
         return {(width // one + 1) * one if change > 0 else (width - 1) // one * one for one in multiples}
 
     def _ratio(self, check: CostCheck) -> float:

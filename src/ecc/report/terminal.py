@@ -356,10 +356,10 @@ def reachable_budgets(model: EnergyModel) -> str:
 
 def min_cost(model: EnergyModel) -> float:
     """Predicted cost with the default minimum width in every group, in the multiples that were profiled."""
-    step = model.origin.width_multiple or 1
+    steps = model.width_steps or [model.origin.width_multiple or 1] * len(model.full_widths)
     widths = [
         full if least == full else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
-        for full, least in zip(model.full_widths, model.min_widths, strict=True)
+        for full, least, step in zip(model.full_widths, model.min_widths, steps, strict=True)
     ]
     return float(model.value(torch.tensor(widths, dtype=torch.float64)))
 

@@ -84,22 +84,28 @@ class Problem:
     importance: Tensor
     width_multiple: int = 1
     uniform_floor: float = 0.0
+    own_steps: list[int] | None = None
+    """Step of each group; None for the multiple."""
 
     def __post_init__(self) -> None:
         self.constraints = ResourceConstraints(self.costs, bare_graph(self.full), "cpu")
         self.ranking = ChannelRanking(self.full)
+        self.steps = self.own_steps or [self.width_multiple] * len(self.full)
+        self.problem = PruningProblem(
+            self.ranking,
+            self.constraints,
+            torch.tensor(self.min_widths),
+            self.width_multiple,
+            steps=None if self.own_steps is None else torch.tensor(self.own_steps),
+        )
 
     @property
     def pruner(self) -> ScheduledPruner:
-        least = torch.tensor(self.min_widths)
-        return ScheduledPruner(PruningProblem(self.ranking, self.constraints, least, self.width_multiple))
+        return ScheduledPruner(self.problem)
 
     @property
     def planner(self) -> WidthPlanner:
-        least = torch.tensor(self.min_widths)
-        return WidthPlanner(
-            PruningProblem(self.ranking, self.constraints, least, self.width_multiple), self.uniform_floor
-        )
+        return WidthPlanner(self.problem, self.uniform_floor)
 
     def start(self) -> PruneDecision:
         return self.pruner.start(torch.ones(sum(self.full), dtype=torch.bool))
@@ -126,11 +132,11 @@ class Problem:
 
     def slow_update(self, fractions: list[float], ends: list[float]) -> list[int]:
         """Widths after an update, one block after the other in the order of mean importance per cost."""
-        widths, step = list(self.full), self.width_multiple
+        widths = list(self.full)
         slope = self.constraints.gradient(torch.tensor(widths, dtype=torch.float64), ends).tolist()
         blocks = []
         for group, importance in enumerate(self.importance.split(self.full)):
-            ordered, kept, first = sorted(importance.tolist()), widths[group], 0
+            ordered, kept, first, step = sorted(importance.tolist()), widths[group], 0, self.steps[group]
             while kept > self.min_widths[group]:
                 size = kept % step or step
                 blocks.append((sum(ordered[first : first + size]) / size / slope[group], group, first, size))
@@ -142,16 +148,18 @@ class Problem:
         return widths
 
     def check_widths(self, widths: list[int]) -> None:
-        for width, full, least in zip(widths, self.full, self.min_widths, strict=True):
+        for width, full, least, step in zip(widths, self.full, self.min_widths, self.steps, strict=True):
             assert least <= width <= full
-            assert width % self.width_multiple == 0 or width == full
+            assert width % step == 0 or width == full
 
 
 @st.composite
 def problems(draw: st.DrawFn, max_width: int = 24, costs: int = 1, width_multiple: int | None = None) -> Problem:
     full = draw(st.lists(st.integers(1, max_width), min_size=1, max_size=5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
-    step = draw(st.sampled_from([1, 2, 4, 8])) if width_multiple is None else width_multiple
+    multiple = draw(st.sampled_from([1, 2, 4, 8])) if width_multiple is None else width_multiple
+    are_equal = multiple == 1 or draw(st.booleans())
+    steps = [multiple if are_equal else draw(st.sampled_from([1, 2, multiple])) for _ in full]
     importance = torch.exp(2 * torch.randn(sum(full), generator=generator))
     if draw(st.booleans()):  # ties
         importance = importance.clamp(1, 2).round()
@@ -161,8 +169,9 @@ def problems(draw: st.DrawFn, max_width: int = 24, costs: int = 1, width_multipl
         coefficients = torch.rand(len(pairs), generator=generator).tolist()
         linear = torch.rand(len(full), generator=generator).tolist()
         made.append(pair_cost(full, pairs, coefficients, linear, base=draw(st.sampled_from([0.0, 1.0]))))
-    least = [min(width, math.ceil(draw(st.integers(1, width)) / 2 / step) * step) for width in full]
-    return Problem(made, full, least, importance, step)
+    groups = zip(full, steps, strict=True)
+    least = [min(width, math.ceil(draw(st.integers(1, width)) / 2 / step) * step) for width, step in groups]
+    return Problem(made, full, least, importance, multiple, own_steps=None if are_equal else steps)
 
 
 FRACTIONS = st.floats(0.05, 1.1)
@@ -297,15 +306,15 @@ def test_an_update_removes_nothing_that_the_plan_keeps(problem: Problem, end: fl
 def test_a_uniform_floor_bounds_the_plan(problem: Problem, first: float, second: float, floor: float) -> None:
     problem.uniform_floor, ends = floor, [first, second]
     bound = problem.planner.uniform_min_widths(ends).tolist()
-    for width, full, least in zip(bound, problem.full, problem.min_widths, strict=True):
+    for width, full, least, step in zip(bound, problem.full, problem.min_widths, problem.steps, strict=True):
         assert least <= width <= full
-        assert width % problem.width_multiple == 0 or width in (full, least)
+        assert width % step == 0 or width in (full, least)
     ratios = [k / planner.UNIFORM_CANDIDATES for k in range(planner.UNIFORM_CANDIDATES)]
     pairs = list(zip(problem.full, problem.min_widths, strict=True))
     fitting = [r for r in ratios if problem.meets([max(r * full, least) for full, least in pairs], ends)]
     largest = floor * max(fitting, default=0.0)
-    for width, (full, least) in zip(bound, pairs, strict=True):
-        assert width <= max(largest * full + problem.width_multiple, least)
+    for width, step, (full, least) in zip(bound, problem.steps, pairs, strict=True):
+        assert width <= max(largest * full + step, least)
     assert bound == problem.min_widths or problem.meets(bound, [planner.UNIFORM_BUDGET * end for end in ends])
     planned = problem.plan(ends)
     assert all(width >= least for width, least in zip(planned, bound, strict=True))

@@ -149,16 +149,23 @@ class PruningProblem:
     constraints: ResourceConstraints
     """The costs."""
     min_widths: Tensor
-    """(groups,) int64, multiples of `width_multiple`, or the initial width of groups that are not pruned."""
+    """(groups,) int64, allowed widths, or the initial width of groups that are not pruned."""
     width_multiple: int = 1
-    """Widths are multiples of this."""
+    """Channels of layers are multiples of this."""
     remainders: Tensor | None = None
-    """(groups,) int64: widths modulo `width_multiple`, see `StructureSpec.width_remainders`; None for 0."""
+    """(groups,) int64: allowed widths modulo `steps`, see `StructureSpec.width_remainders`; None for 0."""
+    steps: Tensor | None = None
+    """(groups,) int64: differences of allowed widths, see `StructureSpec.width_steps`; None for `width_multiple`."""
 
     @property
     def rest(self) -> Tensor:
         """(groups,) int64, the remainders."""
         return torch.zeros_like(self.min_widths) if self.remainders is None else self.remainders
+
+    @property
+    def step(self) -> Tensor:
+        """(groups,) int64, the steps."""
+        return torch.full_like(self.min_widths, self.width_multiple) if self.steps is None else self.steps
 
 
 def _fraction(budget: Limit, cost: Cost, dense: float) -> float:
@@ -188,14 +195,14 @@ def group_min_widths(graph: ChannelGraph, min_width_ratio: float, width_multiple
     Args:
         graph: Channel graph of the network.
         min_width_ratio: Minimum fraction of channels kept in each group. `ChannelGroup.min_width` is kept in any case.
-        width_multiple: Widths are multiples of this. A group that is not wider keeps its width.
+        width_multiple: Channels of layers are multiples of this. A group that is not wider keeps its width.
     """
     _check_ratio(min_width_ratio, width_multiple)
-    remainders = graph.structure.width_remainders(width_multiple)
-    return [
-        _min_width(group, group.width, min_width_ratio, width_multiple, remainder)
-        for group, remainder in zip(graph.groups, remainders, strict=True)
-    ]
+    structure = graph.structure
+    parts = zip(
+        graph.groups, structure.width_steps(width_multiple), structure.width_remainders(width_multiple), strict=True
+    )
+    return [_min_width(group, group.width, min_width_ratio, step, rest) for group, step, rest in parts]
 
 
 def initial_channels(
@@ -220,14 +227,14 @@ def initial_channels(
     """
     _check_ratio(min_width_ratio, width_multiple)
     alive, min_widths = [], []
-    remainders = graph.structure.width_remainders(width_multiple)
+    steps, remainders = graph.structure.width_steps(width_multiple), graph.structure.width_remainders(width_multiple)
     live = live_masks(model, graph)
     kept = kept_masks(graph, live, width_multiple)
-    for group, lives, mask, remainder in zip(graph.groups, live, kept, remainders, strict=True):
+    for group, lives, mask, step, remainder in zip(graph.groups, live, kept, steps, remainders, strict=True):
         is_whole = _keeps_width(group) or int(lives.sum()) < _required(group, min_width_ratio)
         mask = torch.ones_like(mask) if is_whole else mask
         alive.append(mask.to(device))
-        min_widths.append(_min_width(group, int(mask.sum()), min_width_ratio, width_multiple, remainder))
+        min_widths.append(_min_width(group, int(mask.sum()), min_width_ratio, step, remainder))
     return torch.cat(alive), torch.tensor(min_widths, dtype=torch.long, device=device)
 
 
@@ -242,17 +249,20 @@ def channel_problem(
     device = device_of(model)
     constraints = ResourceConstraints(costs, graph, device)
     alive, min_widths = initial_channels(model, graph, min_width_ratio, width_multiple, device)
-    remainders = torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device)
+    steps, remainders = (
+        torch.tensor(find(width_multiple), dtype=torch.long, device=device)
+        for find in (graph.structure.width_steps, graph.structure.width_remainders)
+    )
     ranking = ChannelRanking([group.width for group in graph.groups], device)
-    return PruningProblem(ranking, constraints, min_widths, width_multiple, remainders), alive
+    return PruningProblem(ranking, constraints, min_widths, width_multiple, remainders, steps), alive
 
 
-def _min_width(group: ChannelGroup, live: int, min_width_ratio: float, width_multiple: int, remainder: int) -> int:
-    """Smallest width of the form `remainder + k * width_multiple` that the ratio allows."""
+def _min_width(group: ChannelGroup, live: int, min_width_ratio: float, step: int, remainder: int) -> int:
+    """Smallest width of the form `remainder + k * step` that the ratio allows."""
     if _keeps_width(group):
         return live
-    missing = max(0, -((remainder - _required(group, min_width_ratio)) // width_multiple))
-    return min(live, remainder + missing * width_multiple)
+    missing = max(0, -((remainder - _required(group, min_width_ratio)) // step))
+    return min(live, remainder + missing * step)
 
 
 def _required(group: ChannelGroup, min_width_ratio: float) -> int:

@@ -46,7 +46,7 @@ class WidthPlanner:
         streams: Sequence[int] | None = None,
     ) -> None:
         self._ranking, self._constraints = problem.ranking, problem.constraints
-        self._multiple = problem.width_multiple
+        self._steps = problem.step.cpu()
         self._per_remaining_share = per_remaining_share
         self.branches = [list(groups) for groups in branches]
         self._streams = list(range(len(self.branches)) if streams is None or not per_remaining_share else streams)
@@ -140,8 +140,8 @@ class WidthPlanner:
         ascending = ranked.importance.cpu().to(torch.float64).numpy()
         live = ranked.widths.tolist()
         least = (self.uniform_min_widths(ends) if self._uniform_floor else self._min_widths).tolist()
-        parts = zip(live, least, self._remainders.tolist(), strict=True)
-        allowed = [allowed_widths(width, smallest, self._multiple, rest) for width, smallest, rest in parts]
+        parts = zip(live, least, self._steps.tolist(), self._remainders.tolist(), strict=True)
+        allowed = [allowed_widths(*part) for part in parts]
         lost = []
         full = self._ranking.full_widths
         for one, width, dense in zip(np.split(ascending, np.cumsum(full)[:-1]), live, full, strict=True):
@@ -166,7 +166,7 @@ class WidthPlanner:
         Returns:
             (groups,) int64. They use at most `UNIFORM_BUDGET` of the budget, unless the minimum widths use more.
         """
-        min_widths, step = self._min_widths.to(torch.float64), self._multiple
+        min_widths, step = self._min_widths.to(torch.float64), self._steps.to(torch.float64)
         full = torch.tensor(self._ranking.full_widths, dtype=torch.float64, device="cpu")
         ratios = torch.arange(UNIFORM_CANDIDATES, device="cpu", dtype=torch.float64) / UNIFORM_CANDIDATES
         uniform = ratios[:, None] * full
@@ -267,7 +267,7 @@ class _PlanProblem:
         return sum(self.lost_with(removed).values()) - sum(self.lost_with(removed - {branch}).values()) - added_value
 
 
-def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:
-    """The present width, and every width `remainder + k * width_multiple` from below it down to the minimum."""
-    largest = remainder + (live - 1 - remainder) // width_multiple * width_multiple
-    return [live, *range(largest, min(least, live) - 1, -width_multiple)] if live else [0]
+def allowed_widths(live: int, least: int, step: int, remainder: int) -> list[int]:
+    """The present width, and every width `remainder + k * step` from below it down to the minimum."""
+    largest = remainder + (live - 1 - remainder) // step * step
+    return [live, *range(largest, min(least, live) - 1, -step)] if live else [0]

@@ -69,10 +69,10 @@ class RelativeAdmmSolver:
 
     def __init__(self, problem: PruningProblem, alive: Tensor, planner: WidthPlanner) -> None:
         self._ranking, self._constraints, self._planner = problem.ranking, problem.constraints, planner
-        self._min_widths, self._multiple, self._rest = problem.min_widths, problem.width_multiple, problem.rest
+        self._min_widths, self._steps, self._rest = problem.min_widths, problem.step, problem.rest
         device = alive.device
         self._full = torch.tensor(self._ranking.full_widths, dtype=torch.float64, device=device)
-        self._longest = (MAX_STEP * self._full).clamp(min=self._multiple)
+        self._longest = (MAX_STEP * self._full).clamp(min=self._steps)
         self._scale = torch.linspace(0, 1, STEP_CANDIDATES + 1, dtype=torch.float64, device=device)
         self._unit = self._constraints.dense[0] if len(self._constraints.costs) == 1 else 1.0
         self._is_fixed = False  # as in the state, where reading it would synchronise with the device
@@ -116,7 +116,7 @@ class RelativeAdmmSolver:
         whole = self._allowed_above(state.widths, ranked.widths)
         margin = ranking.next_importance(ranked, ranked.widths - whole).to(torch.float64)
         margin = torch.nan_to_num(margin, posinf=torch.finfo(torch.float32).max)
-        penalty = DUAL_STEP * margin / self._multiple  # rho_1
+        penalty = DUAL_STEP * margin / self._steps  # rho_1
         width_dual = trim_width_dual(state.width_dual, margin, weight_lr=_ALPHA)
 
         alive = self._prune(ranked, whole, width_dual, penalty, state.planned)  # Eq. (8)
@@ -176,8 +176,8 @@ class RelativeAdmmSolver:
 
     def _allowed_above(self, bounds: Tensor, live: Tensor) -> Tensor:
         """s, rounded up to an allowed width, int64. The present width is allowed too."""
-        blocks = torch.div(bounds - 1e-9 - self._rest, self._multiple).ceil().long()
-        return torch.minimum(torch.maximum(self._rest + self._multiple * blocks, self._min_widths), live)
+        blocks = torch.div(bounds - 1e-9 - self._rest, self._steps).ceil().long()
+        return torch.minimum(torch.maximum(self._rest + self._steps * blocks, self._min_widths), live)
 
     def _prune(
         self, ranked: SortedChannels, bounds: Tensor, width_dual: Tensor, penalty: Tensor, least: Tensor
@@ -194,8 +194,8 @@ class RelativeAdmmSolver:
         )
         stays = stays & (ranking.rank < ranked.widths[group])
         kept = torch.zeros_like(ranked.widths).index_add(0, group, stays.long())
-        blocks = torch.div(kept - self._rest + self._multiple - 1, self._multiple, rounding_mode="floor")
-        rounded = torch.maximum(self._rest + self._multiple * blocks, least)
+        blocks = torch.div(kept - self._rest + self._steps - 1, self._steps, rounding_mode="floor")
+        rounded = torch.maximum(self._rest + self._steps * blocks, least)
         return ranking.remove_least(ranked, (ranked.widths - rounded).clamp(min=0))
 
     def _step(self, widths: Tensor, direction: Tensor, least: Tensor, fractions: Fractions) -> Tensor:

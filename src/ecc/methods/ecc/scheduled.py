@@ -163,24 +163,25 @@ class _Blocks(NamedTuple):
 class ScheduledPruner:
     """Removes channels in the order of importance per cost, as a pure function of vectors.
 
-    Channels are removed in blocks. The first block of a group makes its width a multiple of `width_multiple`, and each
-    further block has `width_multiple` channels. A block is ranked by its mean importance. A group that is not wider
-    than `width_multiple` keeps its width.
+    Channels are removed in blocks. The first block of a group makes its width an allowed one, and each further block
+    has as many channels as the step of the group (`StructureSpec.width_steps`). A block is ranked by its mean
+    importance. A group that is not wider than its step keeps its width.
 
     Args:
         problem: Channels, costs and allowed widths.
     """
 
     def __init__(self, problem: PruningProblem) -> None:
-        ranking, width_multiple = problem.ranking, problem.width_multiple
+        ranking = problem.ranking
         self._ranking, self._constraints, self._min_widths = ranking, problem.constraints, problem.min_widths
-        self._multiple, self._remainders = width_multiple, problem.rest
-        device = ranking.group.device
-        blocks = ChannelRanking([width // width_multiple + 1 for width in ranking.full_widths], device)
-        self._block_group = blocks.group
+        self._steps, self._remainders = problem.step, problem.rest
+        device, steps = ranking.group.device, self._steps.tolist()
+        counts = [width // step + 1 for width, step in zip(ranking.full_widths, steps, strict=True)]
+        blocks = ChannelRanking(counts, device)
+        self._block_group, self._block_steps = blocks.group, self._steps[blocks.group]
         # Rank of the first channel of each block if the width were a multiple; `_blocks` shifts it.
-        self._block_start = blocks.rank * width_multiple
-        self._within = torch.arange(width_multiple, device=device)
+        self._block_start = blocks.rank * self._block_steps
+        self._within = torch.arange(max(steps, default=1), device=device)
         self._fanout = FANOUT if device.type == "cpu" else FANOUT_ON_GPU
         self._levels = 1
         while self._fanout**self._levels <= len(self._block_group):
@@ -242,14 +243,14 @@ class ScheduledPruner:
 
     def _blocks(self, ranked: SortedChannels, ends: Fractions, least: Tensor) -> _Blocks:
         """All blocks, sorted by mean importance per cost."""
-        group, step = self._block_group, self._multiple
+        group = self._block_group
         slope = self._constraints.gradient(ranked.widths.to(torch.float64), ends)
         # Where the cost has a plateau, its slope is 0. A small slope instead ranks these channels last.
         slope = torch.maximum(slope, 1e-9 * slope.amax()).clamp(min=1e-300)
-        missing = (self._remainders - ranked.widths) % step  # the first block is shorter by this
+        missing = (self._remainders - ranked.widths) % self._steps  # the first block is shorter by this
         removable = (ranked.widths - least).clamp(min=0)
         ranks = (self._block_start - missing[group])[:, None] + self._within
-        inside = (ranks >= 0) & (ranks < removable[group, None])
+        inside = (ranks >= 0) & (ranks < removable[group, None]) & (self._within < self._block_steps[:, None])
         entries = (self._ranking.first[group, None] + ranks).clamp(0, len(ranked.importance) - 1)
         # Sums of float32 numbers in float64 are exact enough that equal blocks tie.
         sums = torch.where(inside, ranked.importance[entries].to(torch.float64), 0.0).sum(1)

@@ -55,7 +55,8 @@ class EccSolver(PruningOptimizer):
             Adam and its variants provide B, and any other optimizer has B = 1.
         lr: Learning rate of the default optimizer.
         min_width_ratio: Minimum fraction of channels kept in each group.
-        width_multiple: Widths become multiples of this; 8 suits most GPUs. A group that is not wider keeps its width.
+        width_multiple: Layers get multiples of so many channels; 8 suits most GPUs. A group that is not wider keeps its
+            width. Attention heads have many channels, so they are pruned one by one (`StructureSpec.width_steps`).
             Concatenated groups are pruned in such steps (`StructureSpec.width_remainders`). Pass it to `slim` too.
         warm_up: Fraction of the steps before channels are removed.
         ramp: Fraction of the steps in which channels are removed.
