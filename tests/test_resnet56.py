@@ -317,3 +317,19 @@ def test_a_continued_cell_of_the_published_protocol_has_all_logits(tmp_path: Pat
     pause.save({"step": 9})
     assert resnet56.first_epoch(pause, 4) == 2
     assert resnet56.first_epoch(pause, 4, is_published=True) == 0  # after the search the epochs begin again
+
+
+def test_goals_of_the_public_table_are_open_met_or_missed() -> None:
+    assert [met for _, _, met, _ in table.public_goals({"cells": []})] == [None, None, None]
+
+    def cell(method: str, share: float, seed: int, accuracy: float) -> dict[str, Any]:
+        return {"method": method, "share": share, "seed": seed, "accuracy": accuracy, "share_is_met": True}
+
+    cells = [cell("ecc", 0.469, seed, 0.94) for seed in range(2)]
+    cells += [cell("ecc", 0.389, seed, 0.93) for seed in range(2)]  # the shares must not be mixed
+    cells += [cell("dense_distilled", 1.0, seed, 0.9365) for seed in range(2)]
+    found = table.public_goals({"headline": "ecc", "settings": {"epochs": 200}, "cells": cells})
+    assert [met for _, _, met, _ in found] == [True, True, False]
+    assert found[0][0].startswith("200 epochs, 2.13 times fewer MACs: at least 0.3 points above the dense network")
+    assert found[0][1].startswith("+0.35")
+    assert found[2][1] == "93.00 % (2 seeds)"
