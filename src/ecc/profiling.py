@@ -15,6 +15,7 @@ from rich.console import Console
 from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadMeasurement, BadTask, EccError, NoMeter, option_hint
+from ecc.formatting import percent
 from ecc.graph import ChannelGraph
 from ecc.measure import (
     PROFILE_SETTINGS,
@@ -201,10 +202,16 @@ def profile_and_fit(
     distributed.gather(torch.zeros(1))  # the others wait for the profile
     family = "bilinear" if preset == "paper" else "auto"
     # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
-    return [
+    models = [
         fit(Profile.load(paths[workload]), family, resource=resource, allow_drift=True)
         for resource, workload in workloads.items()
     ]
+    if distributed.is_main:
+        for one in models:
+            if one.errors is not None:
+                error = percent(one.errors.mean)
+                view.say(f"{one.resource} model: cross-validated error {error}, {one.origin.samples} samples")
+    return models
 
 
 def profile_task(

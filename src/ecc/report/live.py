@@ -230,7 +230,7 @@ class ProfileProgress(_View):
             ci = "" if interval is None else f" ±{percent(interval)}"
             parts.append(f"{si(progress.sample.joules, self._unit)}{ci} ({progress.label})")
         if progress.error is not None:
-            parts.append(f"fit error {percent(progress.error)}")
+            parts.append(f"error of a quick fit {percent(progress.error)}")
         if progress.drift is not None and progress.drift.references > 1:
             parts.append(f"reference ±{percent(progress.drift.cv)}")
         return ", ".join(parts)
