@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ablation_table import importance_goal
 from evidence_data import AFTER, LOOP, OURS, SHORT, Experiment, all_budgets, experiments, match, share_of
 from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, budget_sentence, goal_rows, main_perplexities
 from llm_table import FIGURES as LLM_FIGURES
@@ -335,6 +336,7 @@ def _record_goals() -> list[Row]:
         ),
     ]
     rows.insert(2, unseen_goal())
+    rows.insert(6, importance_goal())
     rows += [(f"ResNet-56, {goal}", value, met, why) for goal, value, met, why in long_goals()]
     if (found := main_perplexities()) is not None:
         for words, value, goal, why in (
