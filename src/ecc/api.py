@@ -217,8 +217,8 @@ def compress(
         folder: Run folder. The same call again resumes the run in it, or returns its result.
         distill: Weight of the distillation loss from 0 to 1; "auto" is 0.5 where outputs can be compared, else 0.
         method: "ecc", "one_shot" (without training), or a baseline: "uniform", "netadapt", "amc", "eap", "lcp",
-            "legr", "greedy", "greedy_taylor", "isomorphic", "tp_magnitude", "tp_taylor"; for transformers also
-            "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp".
+            "legr", "greedy", "greedy_taylor", "isomorphic", "halp", "tp_magnitude", "tp_taylor", "tp_group_norm";
+            for transformers also "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp".
         progress: Whether to show progress on stderr.
         energy_model: Fitted models of energy and latency, if you have them; nothing is profiled then.
         samples: Width configurations to measure; by default at most 250, fewer if the fit is good earlier.

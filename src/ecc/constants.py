@@ -8,13 +8,13 @@ BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "res
 COMPARED_METHODS = ("ecc", "netadapt", "amc", "eap", "lcp", "legr", "uniform", "greedy", "greedy_taylor")
 """The methods of `ecc compare` by default, for any network."""
 
-PEER_METHODS = ("tp_magnitude", "tp_taylor")
+PEER_METHODS = ("tp_magnitude", "tp_taylor", "tp_group_norm")
 """Methods of other packages, which are optional extras."""
 
 TRANSFORMER_METHODS = ("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp")
 """Methods without training, for transformers."""
 
-METHOD_NAMES = (*COMPARED_METHODS, "isomorphic", *PEER_METHODS, *TRANSFORMER_METHODS)
+METHOD_NAMES = (*COMPARED_METHODS, "isomorphic", "halp", *PEER_METHODS, *TRANSFORMER_METHODS)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 PROTOCOLS = ("equal", "published")

@@ -18,6 +18,7 @@ from ecc.methods import (
     Uniform,
 )
 from ecc.methods.baselines.greedy import GreedyTaylor
+from ecc.methods.baselines.halp import Halp, HalpSettings
 from ecc.methods.baselines.isomorphic import Isomorphic
 
 SMALL: dict[str, Callable[[], Method]] = {
@@ -31,5 +32,6 @@ SMALL: dict[str, Callable[[], Method]] = {
     "greedy": Greedy,
     "greedy_taylor": GreedyTaylor,
     "isomorphic": Isomorphic,
+    "halp": lambda: Halp(HalpSettings(iterations=3)),
 }
 """A new method is a row here."""

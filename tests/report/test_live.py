@@ -136,7 +136,10 @@ def test_a_line_of_a_profile_comes_every_ten_samples() -> None:
             screen.show(done, sample=reference(0.03))
     lines = screen.text.getvalue().splitlines()
     assert len(lines) == 5
-    assert lines[0] == "10 of 50 samples, 24.7 mJ ±0.4 % (measured), error of a quick fit 2.3 %, reference ±0.4 %, 3 min left"
+    assert (
+        lines[0]
+        == "10 of 50 samples, 24.7 mJ ±0.4 % (measured), error of a quick fit 2.3 %, reference ±0.4 %, 3 min left"
+    )
     assert lines[3].endswith("40 s left")
     assert lines[4].endswith("reference ±0.4 %")
 

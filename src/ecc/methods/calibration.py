@@ -2,6 +2,7 @@
 
 activation_statistics   sums over the inputs of the layers that consume channels (Wanda, FLAP, 2SSP)
 taylor_products         sums of w g over the weights that consume a channel (Taylor criterion)
+taylor_importance       their variance over batches
 taylor_elements         sums of |w g| over all weights of a channel (LLM-Pruner)
 block_influence         1 - cosine similarity of the input and output of each block (ShortGPT)
 """
@@ -135,6 +136,17 @@ def taylor_products(context: PruningContext, batches: Sequence[Any]) -> list[dic
             training_loss(model, batch, context.loss, None).backward()
             found.append({group.name: _products(tensors, group) for group in context.graph.prunable})
     return found
+
+
+def taylor_importance(context: PruningContext, batches: Sequence[Any]) -> dict[str, Tensor]:
+    """Variance over batches of the sum of w g of each channel, by group, as `TaylorImportance` has it.
+
+    Args:
+        context: As for `taylor_products`.
+        batches: At least two training batches.
+    """
+    products = taylor_products(context, batches)
+    return {name: torch.stack([one[name] for one in products]).var(0) for name in products[0]}
 
 
 def taylor_elements(context: PruningContext, batches: Sequence[Any]) -> dict[str, Tensor]:

@@ -261,10 +261,11 @@ class Compression(CompressionRunner):
         """Mask channels of the network in place until its measured cost meets the budgets."""
         assert self._dense is not None
         method, started = self.method, list[_TrainingSteps]()
+        stop: StopRequests | None = None  # of a method without a schedule, which may train with checkpoints in a step
 
         def start_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
             options = self._train_options("prune", steps, teacher, self._schedule("prune"))
-            started.append(_TrainingSteps(Training(model, optimizer, **options)))
+            started.append(_TrainingSteps(Training(model, optimizer, stop=stop, **options)))
             return started[0]
 
         context = PruningContext(
@@ -325,7 +326,7 @@ class Compression(CompressionRunner):
         with self.folder.restoring():
             controller.load_state_dict(saved["extra"]["controller"])
             if not has_schedule(self.method):
-                context.model.load_state_dict(saved["model"])
+                load_whole_state_(context.model, saved["model"])
                 self.stream.restore(saved["stream"])
 
     def _finetune(self, model: nn.Module, teacher: Teacher | None, pruned: PruneResult, resumed_in: str) -> nn.Module:

@@ -11,12 +11,13 @@ from .baselines.amc import Amc, AmcSettings
 from .baselines.eap import Eap, EapSettings
 from .baselines.flap import Flap
 from .baselines.greedy import Greedy, GreedyTaylor
+from .baselines.halp import Halp, HalpSettings
 from .baselines.isomorphic import Isomorphic
 from .baselines.lcp import Lcp, LcpSettings
 from .baselines.llm_pruner import LlmPruner
 from .baselines.netadapt import NetAdapt, NetAdaptSettings
 from .baselines.shortgpt import ShortGpt
-from .baselines.torch_pruning import TorchPruning, TorchPruningSettings
+from .baselines.torch_pruning import GroupNorm, GroupNormSettings, TorchPruning, TorchPruningSettings
 from .baselines.two_ssp import TwoSsp
 from .baselines.uniform import Uniform
 from .baselines.wanda_sp import WandaSp
@@ -37,8 +38,10 @@ METHODS: dict[str, Callable[[], Method]] = {
     "greedy": Greedy,
     "greedy_taylor": GreedyTaylor,
     "isomorphic": Isomorphic,
+    "halp": Halp,
     "tp_magnitude": TorchPruning,
     "tp_taylor": lambda: TorchPruning(TorchPruningSettings(importance="taylor")),
+    "tp_group_norm": GroupNorm,
     "one_shot": OneShot,
     "wanda_sp": WandaSp,
     "flap": Flap,
@@ -59,6 +62,8 @@ _QUICK: dict[str, Callable[[], Method]] = {
 _PUBLISHED: dict[str, Callable[[], Method]] = {
     "netadapt": lambda: NetAdapt(NetAdaptSettings(short_steps=SEARCH_STEPS, within_prune_steps=False)),
     "eap": lambda: Eap(EapSettings(finetune_steps=SEARCH_STEPS)),
+    "halp": lambda: Halp(HalpSettings(finetune_steps=SEARCH_STEPS)),
+    "tp_group_norm": lambda: GroupNorm(GroupNormSettings(within_prune_steps=False)),
 }
 """Methods that train while they search, without a limit on the batches of the search."""
 
@@ -70,7 +75,8 @@ def find_method(name: str, *, quick: bool = False, published: bool = False) -> M
         name: One of `METHODS`.
         quick: Search for a tenth of the time: for a demonstration, not for a comparison.
         published: Search as its paper does, as long as that takes: NetAdapt trains every candidate of every round, and
-            energy-aware pruning trains after every pass.
+            energy-aware pruning and HALP train after every pass, and the sparse training of Torch-Pruning is as long as
+            fine-tuning.
 
     Raises:
         EccError: If there is no such method.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -136,6 +136,8 @@ class Training:
     """Returns the state of a method, which is saved with each checkpoint under `extra`."""
     phase: str = "train"
     """Name of this training within the run. A checkpoint of another phase is ignored."""
+    stop: StopRequests | None = None
+    """An outer block, whose signals end this training; None for a block of its own."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
@@ -163,7 +165,8 @@ class Training:
         optimizer after a step and have the change saved with it. Set `stopped` to end the training after the step.
         """
         seed = derived_seed(self.settings.seed, f"{self.phase} of process {self.processes.rank}")
-        with preserve_modes(self.model), fork_rng(seed, self.device), StopRequests() as self.requests:
+        requests: AbstractContextManager[StopRequests] = StopRequests() if self.stop is None else nullcontext(self.stop)
+        with preserve_modes(self.model), fork_rng(seed, self.device), requests as self.requests:
             yield from self._each_step()
 
     def _each_step(self) -> Generator[StepInfo, None, None]:

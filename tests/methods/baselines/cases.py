@@ -13,6 +13,7 @@ from ecc.methods.baselines.amc import Amc, AmcSettings
 from ecc.methods.baselines.ddpg import DdpgSettings
 from ecc.methods.baselines.eap import Eap, EapSettings
 from ecc.methods.baselines.greedy import Greedy, GreedyTaylor
+from ecc.methods.baselines.halp import Halp, HalpSettings
 from ecc.methods.baselines.lcp import Lcp, LcpSettings
 from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.methods.baselines.uniform import Uniform
@@ -25,6 +26,10 @@ def amc(episodes: int = 6, **settings: Any) -> Amc:
 
 def eap(**settings: Any) -> Eap:
     return Eap(EapSettings(**{"batches": 2, "rows": 256, "prune_ratio": None, "finetune_steps": 0, **settings}))
+
+
+def halp(**settings: Any) -> Halp:
+    return Halp(HalpSettings(**{"iterations": 4, "batches": 2, **settings}))
 
 
 def lcp(**settings: Any) -> Lcp:
@@ -43,6 +48,7 @@ BASELINES: dict[str, Callable[[], Method]] = {
     "amc": amc,
     "eap": eap,
     "eap in passes": lambda: eap(prune_ratio=0.25, finetune_steps=None),
+    "halp": halp,
     "lcp": lcp,
     "legr": lambda: lcp(scale=True, short_steps=1),
 }

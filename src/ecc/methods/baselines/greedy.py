@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ecc.methods.base import OneShotMethod, PruningContext
-from ecc.methods.calibration import taylor_products
+from ecc.methods.calibration import taylor_importance
 from ecc.methods.ecc.constraints import PruningProblem, channel_problem
 from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.planner import WidthPlanner
@@ -87,11 +87,11 @@ class GreedyTaylor(Greedy):
 
     def _taylor(self, device: torch.device) -> Tensor:
         """(channels,): variance over batches of the sum of w g, as `TaylorImportance` has it."""
-        products = taylor_products(self.context, self._batches())
+        importance = taylor_importance(self.context, self._batches())
         parts = []
         for group in self.context.graph.groups:
             if group.frozen is None:
-                parts.append(torch.stack([one[group.name] for one in products]).var(0).to(device, torch.float32))
+                parts.append(importance[group.name].to(device, torch.float32))
             else:
                 parts.append(torch.zeros(group.width, device=device))
         return torch.cat(parts)

@@ -8,19 +8,33 @@ some training batches) removes channels in many small steps, with the same ratio
 until the goal is reached. Minimum widths are its `max_pruning_ratio`, multiples its `round_to`. Networks with attention
 are pruned in one step, as in its examples, with the numbers of heads and the smallest ratio that reaches the goal.
 
-Changed for energy: it stops where the cost model meets the targets, not at a number of MACs.
+`tp_group_norm` trains the dense network sparsely before that, which is the method of the paper. As in the authors'
+code for CIFAR (`reproduce/main.py --method group_sl`): `GroupNormPruner` adds reg * gamma * w to the gradients of the
+weights of a channel after each backward pass. reg is 5e-4, and gamma lies between 1, for the channel with the largest
+norm of its group, and 2^4, for the one with the smallest. There is no other weight decay, and the learning rate is
+divided by 10 after 60 % and 80 % of the steps. The norms are relative to the largest one of the group. One global
+ranking of them removes channels in 400 steps. As published, sparse training is as long as fine-tuning (100 epochs
+each); at equal numbers of batches, it has the pruning steps.
+
+Changed for energy: it stops where the cost model meets the targets, not at a number of MACs. If a measurement corrects
+the targets, the network is pruned again from the weights after sparse training, which is not repeated.
 
 Changed besides, and why:
 - It removes channels at once, and all methods here mask them first. So it prunes a copy, and the channels that it chose
   are masked in the network. Finetuning is that of all methods.
 - Only groups that it sees as ECC does are pruned: where the same layers produce the channels, and no others. Its graph
   does not follow every operator, such as shortcuts with padded channels, and pruning those would change the outputs.
+- Sparse training uses the optimizer, the learning rate and the teacher of the run, as all training here does; the
+  authors use SGD. It ends with the last weights, not with those that were best on the test data.
+- Its regularization does not support grouped and transposed convolutions: it fails, or changes the weights of other
+  channels. Networks in which they belong to pruned channels are refused before the training.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
@@ -28,9 +42,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import EccError
+from ecc.errors import EccError, describe_error
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
-from ecc.methods.base import OneShotMethod, PruningContext
+from ecc.methods.base import MaskedAdam, OneShotMethod, PruningContext
 from ecc.options import check_options, option
 from ecc.torch_utils import eval_mode
 from ecc.training.distill import training_loss
@@ -39,10 +53,13 @@ from .calibration_loss import CalibrationBatches
 from .widths import check_feasible
 
 IMPORTANCES = ("magnitude", "taylor")
+LR_DECAYS = (0.6, 0.8)
+"""Fractions of the sparse training after which the learning rate is divided by 10, as in the authors' code."""
 _HEAD_BISECTIONS = 12
 _LAYERS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
 )  # fmt: skip
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +75,23 @@ class TorchPruningSettings:
         check_options(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupNormSettings(TorchPruningSettings):
+    """Settings of Torch-Pruning with sparse training. The defaults are those of the authors' code for CIFAR."""
+
+    importance: str = option("group_norm", "Importance of a channel.", choices=("group_norm",))
+    is_global: bool = option(True, "Rank the channels of all layers together; otherwise all lose the same ratio.")
+    iterative_steps: int = option(400, "Steps from the dense network to the minimum widths.", range=(1, None))
+    batches: int = option(1, "Training batches for the example that is traced.", range=(1, None))
+    regularization: float = option(5e-4, "Coefficient of the regularization.", above=0)
+    share: float = option(
+        1.0, "Fraction of the pruning steps for sparse training; the others are used for fine-tuning.", range=(0, 1)
+    )
+    within_prune_steps: bool = option(
+        True, "Whether sparse training uses the pruning steps. Otherwise it is as long as fine-tuning, as published."
+    )
+
+
 class TorchPruning(OneShotMethod):
     """Prunes the channels that Torch-Pruning chooses."""
 
@@ -66,7 +100,7 @@ class TorchPruning(OneShotMethod):
 
     @property
     def name(self) -> str:
-        """tp_magnitude or tp_taylor."""
+        """tp_ and the importance."""
         return f"tp_{self.settings.importance}"
 
     def config(self) -> dict[str, Any]:
@@ -100,9 +134,7 @@ class TorchPruning(OneShotMethod):
     def _choose(self, model: nn.Module) -> dict[str, Tensor]:
         """Units to remove by group; `model` may be pruned."""
         context = self.context
-        example = first_items(self._batches.inputs()[0])
-        with eval_mode(model):
-            roots, self._allowed = self._common_groups(model, example)
+        example, roots = self._find_groups(model)
         heads = self._heads(model, roots)
         if not heads:
             return self._prune(model, example, roots, 1.0 - 1e-6, self.settings.iterative_steps).dead()
@@ -114,6 +146,37 @@ class TorchPruning(OneShotMethod):
             low, high = (low, ratio) if context.constraint_violation(found.widths()) <= 0 else (ratio, high)
         return self._prune(_copied(model), example, roots, high, 1, heads).dead()
 
+    def _find_groups(self, model: nn.Module) -> tuple[Any, dict[str, str]]:
+        """An example input, and the groups that can be pruned by their first layer; sets `_allowed`."""
+        example = first_items(self._batches.inputs()[0])
+        with eval_mode(model), _explain_errors("trace", "Use another method, such as isomorphic."):
+            roots, self._allowed = self._common_groups(model, example)
+        return example, roots
+
+    def _importance(self) -> Any:
+        """The importance of the package."""
+        tp = self._package
+        return {
+            "magnitude": tp.importance.GroupMagnitudeImportance,
+            "taylor": tp.importance.GroupTaylorImportance,
+        }[self.settings.importance]()
+
+    def _make_pruner(self, kind: Any, model: nn.Module, example: Any, **options: Any) -> Any:
+        """A pruner of the package for the groups that can be pruned; the network must be in eval mode."""
+        names = {id(module): name for name, module in model.named_modules()}
+        return kind(
+            model,
+            example,
+            importance=self._importance(),
+            global_pruning=self.settings.is_global,
+            ignored_layers=[
+                module
+                for module in model.modules()
+                if isinstance(module, _LAYERS) and names[id(module)] not in self._allowed
+            ],
+            **options,
+        )
+
     def _prune(
         self,
         model: nn.Module,
@@ -124,11 +187,7 @@ class TorchPruning(OneShotMethod):
         heads: Mapping[str, int] | None = None,
     ) -> _Removable:
         """Prune a network by a ratio in some steps, until the targets are met; what is left of the channel graph."""
-        tp, context, settings = self._package, self.context, self.settings
-        importance = {
-            "magnitude": tp.importance.GroupMagnitudeImportance,
-            "taylor": tp.importance.GroupTaylorImportance,
-        }[settings.importance]()
+        context = self.context
         removable = _Removable(context, roots)
         names = {id(module): name for name, module in model.named_modules()}
         attention = {}
@@ -141,19 +200,13 @@ class TorchPruning(OneShotMethod):
                 "head_pruning_ratio": max(0.0, min(int(ratio * least), least - 1) / least - 1e-6),  # it rounds up
             }
         with eval_mode(model):
-            pruner = tp.pruner.BasePruner(
+            pruner = self._make_pruner(
+                self._package.pruner.BasePruner,
                 model,
                 example,
-                importance=importance,
-                global_pruning=settings.is_global,
                 pruning_ratio=ratio,
                 max_pruning_ratio=1.0 - context.settings.min_width_ratio,
                 iterative_steps=steps,
-                ignored_layers=[
-                    module
-                    for module in model.modules()
-                    if isinstance(module, _LAYERS) and names[id(module)] not in self._allowed
-                ],
                 round_to=context.width_multiple if context.width_multiple > 1 else None,
                 **attention,
             )
@@ -190,7 +243,9 @@ class TorchPruning(OneShotMethod):
         graph = self._package.DependencyGraph().build_dependency(model, example_inputs=example)
         names = {id(module): name for name, module in model.named_modules()}
         layers = {id(m) for m in model.modules() if isinstance(m, _LAYERS)}
-        ours = {frozenset(_producers(group, model)): group for group in self.context.graph.prunable}
+        # A single channel cannot be pruned, and the regularization divides by the range of the norms, which is 0.
+        prunable = [group for group in self.context.graph.prunable if group.width > 1]
+        ours = {frozenset(_producers(group, model)): group for group in prunable}
         found: dict[str, str] = {}
         allowed: set[str] = set()
         for group in graph.get_all_groups():
@@ -225,6 +280,167 @@ class TorchPruning(OneShotMethod):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self._batches.restore(state["first_batch"])
+
+
+class GroupNorm(TorchPruning):
+    """Trains the dense network until weak channels are close to zero, and prunes those that Torch-Pruning chooses."""
+
+    settings: GroupNormSettings
+
+    def __init__(self, settings: GroupNormSettings | None = None) -> None:
+        super().__init__(settings or GroupNormSettings())
+
+    def start(self, context: PruningContext) -> None:
+        """Keep the dense weights.
+
+        Raises:
+            EccError: If torch-pruning is not installed.
+        """
+        super().start(context)
+        self._is_trained = False
+
+    def step(self) -> None:
+        """The sparse training; in later steps, prune the trained network to the targets.
+
+        Raises:
+            EccError: If Torch-Pruning cannot trace or regularize the network.
+        """
+        if self._is_trained:
+            super().step()
+            return
+        check_feasible(self.context)
+        if self.sparse_steps:
+            self._train()
+            self.dense_state = copy.deepcopy(self.context.model.state_dict())
+        self._is_trained = True
+        self.context.log({"phase": self.name, "sparse_steps": self.sparse_steps})
+
+    @property
+    def sparse_steps(self) -> int:
+        """Steps of the sparse training. With the example they use no more batches than there are pruning steps."""
+        settings, run = self.settings, self.context.settings
+        if not settings.within_prune_steps:
+            return run.finetune_steps
+        return max(0, int(settings.share * run.prune_steps) - settings.batches)
+
+    def _train(self) -> None:
+        """Train the dense network with the regularization."""
+        context, steps = self.context, self.sparse_steps
+        trial = copy.deepcopy(context.model)
+        example, roots = self._find_groups(trial)
+        if not roots:
+            raise EccError(
+                "Torch-Pruning finds no channels that it can prune in the same way as ECC, so there is nothing to "
+                "regularize. Use another method, such as isomorphic."
+            )
+        self._check_regularizer(trial, example)
+        pruner = self._regularizer(context.model, example)
+        optimizer = _RegularizedOptimizer(
+            MaskedAdam(context.model, context.graph, context.settings.lr, 0.0)
+            if context.make_optimizer is None
+            else context.make_optimizer(),
+            lambda: pruner.regularize(context.model),
+        )
+        decays = [int(part * steps) for part in LR_DECAYS]
+        for step in context.training(optimizer, steps):
+            if step in decays:
+                optimizer.scale_lr_(0.1)
+
+    def _importance(self) -> Any:
+        """Sum of squares of all weights of a channel, relative to the largest one of the group."""
+        return self._package.importance.GroupMagnitudeImportance(p=2, normalizer="max")
+
+    def _regularizer(self, model: nn.Module, example: Any) -> Any:
+        """The pruner whose `regularize` adds to the gradients of a network."""
+        with eval_mode(model):
+            return self._make_pruner(
+                self._package.pruner.GroupNormPruner, model, example, reg=self.settings.regularization
+            )
+
+    def _check_regularizer(self, model: nn.Module, example: Any) -> None:
+        """Refuse a network, given as a copy, that cannot be regularized."""
+        names = {id(module): name for name, module in model.named_modules()}
+        advice = "Use tp_magnitude, which does not train"
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with _explain_errors("regularize", f"{advice}, or freeze the layers that it does not support (freeze=)."):
+            pruner = self._regularizer(model, example)
+            for group in pruner.DG.get_all_groups(pruner.ignored_layers, pruner.root_module_types):
+                layers = [dependency.target.module for dependency, _ in group]
+                unsupported = next((layer for layer in layers if not _is_regularizable(layer)), None)
+                if unsupported is not None:
+                    producer = names[id(layers[0])]
+                    raise EccError(
+                        f"Torch-Pruning cannot regularize the channels of {producer}, because "
+                        f"{names[id(unsupported)]} is a grouped or transposed convolution. {advice}, or freeze them: "
+                        f"freeze=[{producer!r}] (--freeze {producer})."
+                    )
+            pruner.regularize(model)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+                raise EccError(
+                    f"Torch-Pruning cannot regularize {name}: all channels of its group have the same norm. {advice}, "
+                    "or freeze the layer (freeze=)."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights after sparse training, and the position of the example."""
+        return {**super().state_dict(), "sparse": self.dense_state if self._is_trained else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        super().load_state_dict(state)
+        self._is_trained = state["sparse"] is not None
+        if self._is_trained:
+            self.dense_state = state["sparse"]
+
+
+class _RegularizedOptimizer:
+    """An optimizer that adds the gradients of a regularization before each step, in place of weight decay."""
+
+    def __init__(self, inner: torch.optim.Optimizer, regularize: Callable[[], None]) -> None:
+        self._inner, self._regularize = inner, regularize
+        for group in inner.param_groups:
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0
+        self._share_state()
+
+    def _share_state(self) -> None:
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def step(self) -> None:
+        """Regularize, and step the weights."""
+        self._regularize()
+        self._inner.step()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        self._inner.zero_grad()
+
+    def scale_lr_(self, factor: float) -> None:
+        """Multiply the learning rates."""
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore a state."""
+        self._inner.load_state_dict(state)
+        self._share_state()  # loading replaces both
+
+
+@contextmanager
+def _explain_errors(verb: str, advice: str) -> Iterator[None]:
+    """Raise errors of the package as `EccError`."""
+    try:
+        yield
+    except EccError:
+        raise
+    except Exception as error:  # it raises IndexError, AttributeError, AssertionError and others
+        raise EccError(f"Torch-Pruning cannot {verb} this network ({describe_error(error)}). {advice}") from error
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -282,7 +498,8 @@ def import_torch_pruning() -> ModuleType:
         import torch_pruning
     except Exception as error:  # it imports timm where that is installed, which may fail in any way
         raise EccError(
-            f"the methods tp_magnitude and tp_taylor need torch-pruning, which cannot be imported ({error}); "
+            "the methods tp_magnitude, tp_taylor and tp_group_norm need torch-pruning, which cannot be imported "
+            f"({error}); "
             'install it: pip install "ecc-compress[torch-pruning]".'
         ) from error
     return torch_pruning  # type: ignore[no-any-return]
@@ -295,6 +512,11 @@ def first_items(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: first_items(one) for name, one in inputs.items()}
     return tuple(first_items(one) for one in inputs) if isinstance(inputs, tuple | list) else inputs
+
+
+def _is_regularizable(layer: nn.Module) -> bool:
+    """Whether `GroupNormPruner` regularizes the weights of the right channels, or leaves the layer as it is."""
+    return not isinstance(layer, _TRANSPOSED) and (getattr(layer, "groups", 1) == 1 or _is_depthwise(layer))
 
 
 def _is_depthwise(layer: nn.Module) -> bool:
