@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -20,7 +20,7 @@ from ecc.graph import ChannelGraph, removed_branches, slim, trace_channels
 from ecc.methods import EccSolver
 from ecc.methods.ecc.allocation import WidthAllocator
 from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
-from ecc.methods.ecc.planner import WidthPlanner, allowed_widths
+from ecc.methods.ecc.planner import WidthPlanner, _PlanProblem, allowed_widths
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
 from ecc.zoo import ERFNet
@@ -296,3 +296,17 @@ def test_a_solver_removes_branches_and_the_slim_network_is_exact(budget: str, re
     assert float(again.energy) == pytest.approx(float(cost.value(again._counts().double())), rel=0.2)
     without = EccSolver(traced("digits")[0], graph, cost, "60%", 30, depth=False)
     assert without._exits is None
+
+
+def test_removed_branches_lose_more_where_few_terms_of_their_stream_remain() -> None:
+    """A stream is the sum of its branches and of what enters it: one branch alone is half of it."""
+    problem = _PlanProblem(
+        forms=[], budgets=[], live=[4] * 4, allowed=[], lost=[], branches=[[0], [1], [2], [3]],
+        branch_lost=[1.0, 2.0, 3.0, 4.0], streams=[7, 8, 8, 8],
+    )  # fmt: skip
+    assert problem.lost_with(frozenset({0})) == {0: 2.0}
+    assert problem.lost_with(frozenset({1})) == {1: pytest.approx(2.0 * 4 / 3)}
+    assert problem.lost_with(frozenset({1, 2, 3})) == {1: 8.0, 2: 12.0, 3: 16.0}
+    earlier = replace(problem, live=[4, 4, 4, 0])  # the last branch is gone already
+    assert earlier.lost_with(frozenset({1})) == {1: 3.0}
+    assert replace(problem, streams=None).lost_with(frozenset({0, 1})) == {0: 1.0, 1: 2.0}

@@ -31,9 +31,9 @@ class WidthPlanner:
             Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
             it. `benchmarks/importance.py` shows that this predicts the increase of the loss better.
         branches: For each branch that may be removed, the positions of its groups.
-        streams: For each branch, a number that is the same for branches that add to the same activations; each branch
-            by itself if None. With `per_remaining_share`, what removed branches lose is divided by the share of the
-            branches of their stream that remain.
+        streams: For each branch, a number that is the same for branches that add to the same activations. With
+            `per_remaining_share`, what removed branches lose is divided by the share of the terms of their stream that
+            remain. None for no such division.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WidthPlanner:
         self._steps = problem.step.cpu()
         self._per_remaining_share = per_remaining_share
         self.branches = [list(groups) for groups in branches]
-        self._streams = list(range(len(self.branches)) if streams is None or not per_remaining_share else streams)
+        self._streams = list(streams) if streams is not None and per_remaining_share else None
         self._min_widths, self._remainders = problem.min_widths.cpu(), problem.rest.cpu()
         self._uniform_floor = uniform_floor
 
@@ -196,15 +196,21 @@ class _PlanProblem:
     branches: list[list[int]]
     branch_lost: list[float]
     """What the removal of each branch alone loses."""
-    streams: list[int]
+    streams: list[int] | None
+    """The stream of each branch; None if what a branch loses does not depend on others."""
 
     def lost_with(self, removed: frozenset[int]) -> dict[int, float]:
-        """What each of the removed branches loses; more if few branches of its stream remain."""
+        """What each of the removed branches loses; more if few terms of its stream remain.
+
+        A stream is the sum of its branches and of what enters it, so one term more than it has branches.
+        """
+        if self.streams is None:
+            return {b: self.branch_lost[b] for b in removed}
         live = [b for b, groups in enumerate(self.branches) if any(self.live[g] for g in groups)]
         before = Counter(self.streams[b] for b in live)
         after = Counter(self.streams[b] for b in live if b not in removed)
         return {
-            b: self.branch_lost[b] * max(1, before[stream]) / max(1, after[stream])
+            b: self.branch_lost[b] * (before[stream] + 1) / (after[stream] + 1)
             for b in removed
             for stream in [self.streams[b]]
         }

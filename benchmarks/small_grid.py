@@ -1,0 +1,146 @@
+"""All methods on two small networks at equal numbers of batches and equal estimated energy, on a CPU.
+
+    PYTHONPATH=src python3 benchmarks/small_grid.py --data DATA --out results/small_grid.json
+    PYTHONPATH=src python3 benchmarks/small_grid.py --data DATA --out results/small_grid.json --list
+
+Tasks: the bundled digits, and a ResNet with three blocks on 16x16 pixels of CIFAR-10 (`ablation.py`). The dense network of
+each seed starts from random weights of its own and is the same for all methods. Every method meets the budget on the same analytic platform,
+with the same batches, learning rate and distillation; what its search does not use is added to its fine-tuning. `uniform` at
+100 % is the dense network with the same training. The test images are scored once, at the end of a cell.
+
+Anyone can repeat this grid without a GPU. It has more seeds and more methods than those on a GPU, and shows whether a baseline
+is below uniform pruning, which would point to a fault. It says nothing of large networks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from ablation import batches_of, build, train
+from cells import Cells, Deadline, Key, add_options, facts_of, print_cells, run_in_turn
+
+from ecc.api import compress_task
+from ecc.energy import EnergyModel, fit, parse_budgets
+from ecc.graph import trace_channels
+from ecc.measure import find_meter, profile
+from ecc.settings import make_settings
+from ecc.task import Task, with_batch_size
+
+METHODS = (
+    "ecc", "ecc_widths", "greedy_taylor", "halp", "uniform", "greedy", "isomorphic", "tp_taylor", "tp_magnitude",
+    "tp_group_norm", "netadapt", "eap", "lcp", "legr", "amc",
+)  # fmt: skip
+"""`ecc_widths` removes no residual branches, as all others."""
+TASKS = ("digits", "resnet8")
+DENSE_BUDGET = "100%"
+
+
+@cache
+def dense_task(name: str, seed: int, data: Path | None, steps: int, lr: float) -> Task:
+    """The task with the trained dense network of a seed."""
+    task = build(SimpleNamespace(task=name, data=data, limit=12_000 if name == "resnet8" else None), seed)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=lr)
+    train(task.model, task, optimizer, batches_of(task, 1000 * (seed + 1)), steps, lr, cosine=True)
+    return replace(task, model=task.model.eval())
+
+
+@cache
+def energy_model(name: str, data: Path | None, meter: str, samples: int, batch: int) -> EnergyModel:
+    """The fitted energy of the network; weights do not matter."""
+    task = build(SimpleNamespace(task=name, data=data, limit=None), 0)
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example)
+    with tempfile.TemporaryDirectory() as folder:
+        found = profile(
+            task.model, graph, example, find_meter(meter), Path(folder) / "network.profile", samples=samples
+        )
+    return fit(found)
+
+
+def run(options: argparse.Namespace, key: Key) -> dict[str, object]:
+    """One compression."""
+    name, method = key["task"], key["method"]
+    task = dense_task(name, key["seed"], options.data, options.pretrain, options.lr)
+    energy = energy_model(name, options.data, options.meter, options.samples, options.batch)
+    settings = make_settings(
+        "default",
+        {
+            "prune_steps": options.prune,
+            "finetune_steps": options.finetune,
+            "lr": options.lr,
+            "lr_schedule": "cosine",
+            "kd_temperature": 4.0,
+            "depth": method != "ecc_widths",
+            "checkpoint_every": None,
+            "seed": key["seed"],
+        },
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        result = compress_task(
+            task, parse_budgets(key["budget"]), folder=Path(folder) / "run", meter=options.meter, energy_models=[energy],
+            settings=settings, batch=options.batch, method=method.removesuffix("_widths"), device="cpu",
+        )  # fmt: skip
+    return facts_of(result.summary)
+
+
+def keys_of(options: argparse.Namespace) -> list[Key]:
+    """All cells, seed by seed; the dense network with the same training comes first."""
+    found: list[Key] = []
+    for seed in range(options.seeds):
+        for task in options.tasks:
+            found.append({"task": task, "method": "uniform", "budget": DENSE_BUDGET, "seed": seed})
+            found += [
+                {"task": task, "method": method, "budget": budget, "seed": seed}
+                for budget in options.budgets
+                for method in options.methods
+                if method != "ecc_widths" or task != "digits"  # it has no branches
+            ]
+    return found
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, seconds=float("inf"))
+    parser.add_argument("--data", type=Path, help="folder with cifar10.npz, for resnet8")
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
+    parser.add_argument("--budgets", type=lambda text: text.split(","), default=["45%", "30%"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pretrain", type=int, default=500, help="batches of the dense network")
+    parser.add_argument("--prune", type=int, default=300)
+    parser.add_argument("--finetune", type=int, default=300)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--batch", type=int, default=64, help="images of an inference")
+    parser.add_argument("--samples", type=int, default=80, help="of the profile")
+    parser.add_argument("--meter", default="platform:jetson-tx2")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    free = ("out", "earlier", "seconds", "only", "again", "list", "data", "methods", "tasks", "budgets", "seeds")
+    settings = {name: value for name, value in vars(options).items() if name not in free}
+    header = {"what": "all methods on small networks at equal batches and estimated energy", "settings": settings}
+    cells, keys = Cells(options.out, header, options.earlier, options.again, options.only), keys_of(options)
+    if options.list:
+        print_cells(cells, keys)
+        return
+    run_in_turn(
+        cells,
+        keys,
+        lambda key: run(options, key),
+        Deadline.after(options.seconds),
+        show=("of_budget", "scores", "batches"),
+    )
+
+
+if __name__ == "__main__":
+    main()
