@@ -45,6 +45,7 @@ from result_tables import (
 )
 from runner_table import runner_section
 from scale_table import scale_section
+from small_table import small_section
 from summary_page import parts_of_step, summary
 from trials_table import trials_section
 from unseen_table import unseen_section
@@ -283,7 +284,7 @@ where such ratios vary by a few hundredths from call to call.
 
 {origin("step_time_cpu.json")}
 
-{loop_section()}{budget_section()}{ablation_section()}{importance_section()}## Start-up time of the command line
+{loop_section()}{budget_section()}{small_section()}{ablation_section()}{importance_section()}## Start-up time of the command line
 
 Medians of {load("startup_time.json")["rounds"]} processes each, interleaved, on a busy machine (load average
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}

@@ -1,0 +1,124 @@
+"""The section of RESULTS.md about all methods on small networks, from results/small_grid.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from paired import Interval, paired_interval
+from result_tables import RESULTS, load, origin, table
+from small_grid import DENSE_BUDGET
+
+FILE, BEFORE = "small_grid.json", "small_grid_before.json"
+"""All methods, and ECC before a change of what removed branches lose."""
+OURS = ("ecc", "ecc_widths")
+TITLES = {"digits": "Digits", "resnet8": "ResNet with three blocks on 16x16 pixels of CIFAR-10"}
+NAMES = {"ecc": "ECC", "ecc_widths": "ECC, widths only"}
+
+Cells = Sequence[dict[str, Any]]
+
+
+def scores(cells: Cells, task: str, method: str, budget: str) -> dict[int, float]:
+    """Test accuracy in per cent after fine-tuning, by seed."""
+    return {
+        cell["seed"]: 100 * cell["scores"]["finetuned"]
+        for cell in cells
+        if (cell["task"], cell["method"], cell["budget"]) == (task, method, budget) and "scores" in cell
+    }
+
+
+def difference(ours: dict[int, float], theirs: dict[int, float]) -> Interval | None:
+    """ECC minus another method, over the seeds that both have."""
+    both = sorted(set(ours) & set(theirs))
+    return paired_interval([ours[seed] - theirs[seed] for seed in both]) if both else None
+
+
+def small_section() -> str:
+    """The section; empty without the record."""
+    return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
+
+
+def section_of(record: dict[str, Any], source: str) -> str:
+    """A table for each task, and which baselines are below uniform pruning."""
+    cells, about = record["cells"], record["settings"]
+    seeds = len({cell["seed"] for cell in cells})
+    budgets = list(dict.fromkeys(cell["budget"] for cell in cells if cell["budget"] != DENSE_BUDGET))
+    parts = [
+        "## All methods on small networks",
+        f"Two networks that a CPU trains in seconds, {seeds} seeds, budgets on the energy of `{about['meter']}` (estimated), met with a\n"
+        f"closed loop by every method. Every method has {about['prune'] + about['finetune']} batches after {about['pretrain']} of the dense "
+        f"network, and the same learning rate and\ndistillation. *Dense* has as many batches. Test accuracy in %, mean ± standard "
+        "deviation over seeds; in parentheses ECC minus the method,\nwith its 95 % interval. † over the budget in some run. "
+        "These networks say little of large ones; the grid shows whether a baseline is weak,\nand anyone can repeat it.",
+    ]
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        dense = list(scores(cells, task, "uniform", DENSE_BUDGET).values())
+        level = f" Dense: {_mean(dense)}." if dense else ""
+        parts.append(f"{TITLES.get(task, task)}.{level}")
+        methods = list(dict.fromkeys(c["method"] for c in cells if c["task"] == task))
+        parts.append(
+            table(
+                ["method", *budgets],
+                [[NAMES.get(one, one), *(_entry(cells, task, one, budget) for budget in budgets)] for one in methods],
+            )
+        )
+        parts.append(_against_uniform(cells, task, budgets, methods))
+    parts += [text for text in (_before(cells, budgets),) if text]
+    commits = ", ".join(sorted({str(cell["commit"])[:10] for cell in cells}))
+    return "\n\n".join([*parts, f"Commits of the cells: {commits}.", source]) + "\n\n"
+
+
+def _mean(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def _entry(cells: Cells, task: str, method: str, budget: str) -> str:
+    own, ours = scores(cells, task, method, budget), scores(cells, task, OURS[0], budget)
+    if not own:
+        return ""
+    runs = [c for c in cells if (c["task"], c["method"], c["budget"]) == (task, method, budget) and "of_budget" in c]
+    mark = " †" if any(one["of_budget"] > 1 for one in runs) else ""
+    gap = None if method == OURS[0] else difference(ours, own)
+    return f"{_mean(list(own.values()))}{mark}" + ("" if gap is None else f" ({gap.mean:+.2f} ± {gap.half_width:.2f})")
+
+
+def _against_uniform(cells: Cells, task: str, budgets: Sequence[str], methods: Sequence[str]) -> str:
+    """Baselines whose mean is below that of uniform pruning, and how ECC compares with the best one."""
+    below: list[str] = []
+    for budget in budgets:
+        even = scores(cells, task, "uniform", budget)
+        for method in methods:
+            own = scores(cells, task, method, budget)
+            if method not in (*OURS, "uniform") and own and even:
+                gap = difference(own, even)
+                if gap is not None and gap.mean < 0:
+                    below.append(f"{method} at {budget} ({gap.mean:+.2f} ± {gap.half_width:.2f})")
+    best = []
+    for budget in budgets:
+        others = {one: scores(cells, task, one, budget) for one in methods if one not in OURS}
+        means = {one: statistics.fmean(found.values()) for one, found in others.items() if found}
+        ours = scores(cells, task, OURS[0], budget)
+        if means and ours:
+            name = max(means, key=lambda one: means[one])
+            gap = difference(ours, others[name])
+            best.append(f"{budget} {gap} against {name}, {gap.side}" if gap else f"{budget} not compared")
+    return f"ECC minus the best baseline: {'; '.join(best)}. Below uniform pruning: {', '.join(below) or 'none'}."
+
+
+def _before(cells: Cells, budgets: Sequence[str]) -> str:
+    """The effect of a change of what removed branches lose; empty without the record of the code before."""
+    if not (RESULTS / BEFORE).exists():
+        return ""
+    old = load(BEFORE)["cells"]
+    commits = ", ".join(sorted({str(cell["commit"])[:10] for cell in old}))
+    found = []
+    for budget in budgets:
+        gap = difference(scores(cells, "resnet8", "ecc", budget), scores(old, "resnet8", "ecc", budget))
+        if gap is not None:
+            found.append(f"{budget} {gap}")
+    return (
+        f"Before, at commit {commits}, the only branch of a stage lost nothing extra when it was removed. The change, in points on the "
+        f"ResNet with three blocks:\n{'; '.join(found)} (`results/{BEFORE}`)."
+    )

@@ -1,0 +1,56 @@
+"""The grid of all methods on small networks: its cells and its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_grid
+import small_table as table
+
+
+def cell(method: str, seed: int, accuracy: float, *, budget: str = "45%", of_budget: float = 0.99) -> dict[str, Any]:
+    return {
+        "task": "resnet8", "method": method, "budget": budget, "seed": seed, "commit": "abcdef",
+        "scores": {"finetuned": accuracy}, "of_budget": of_budget,
+    }  # fmt: skip
+
+
+def record(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"settings": {"meter": "platform:x", "prune": 3, "finetune": 4, "pretrain": 5}, "cells": cells}
+
+
+def test_the_table_compares_ecc_with_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    assert table.small_section() == ""
+    cells = [cell("ecc", seed, 0.5 + seed / 100) for seed in (0, 1)]
+    cells += [cell("uniform", seed, 0.48 + seed / 100) for seed in (0, 1)]
+    cells += [cell("halp", seed, 0.49 + seed / 100) for seed in (0, 1)]
+    cells += [cell("lcp", seed, 0.45 + seed / 100, of_budget=1.01) for seed in (0, 1)]
+    cells += [cell("uniform", 0, 0.6, budget=small_grid.DENSE_BUDGET)]
+    text = table.section_of(record(cells), "source")
+    assert "budgets on the energy of `platform:x`" in text
+    assert "Dense: 60.00." in text
+    assert "| ECC | 50.50 ± 0.71 |" in text
+    assert "| halp | 49.50 ± 0.71 (+1.00 ± 0.00) |" in text
+    assert "| lcp | 45.50 ± 0.71 † (+5.00 ± 0.00) |" in text
+    assert "45% +1.00 (± 0.00) against halp, ahead. Below uniform pruning: lcp at 45% (-3.00 ± 0.00)." in text
+
+
+def test_every_method_has_a_cell_at_every_budget_and_the_dense_network_comes_first() -> None:
+    options = small_grid.parse(["--out", "x.json", "--seeds", "2"])
+    keys = small_grid.keys_of(options)
+    assert keys[0] == {"task": "digits", "method": "uniform", "budget": "100%", "seed": 0}
+    assert len(keys) == 2 * (2 + 2 * (2 * len(small_grid.METHODS) - 1))
+    assert {"task": "digits", "method": "ecc_widths", "budget": "45%", "seed": 0} not in keys
+
+
+@pytest.mark.slow
+def test_a_cell_meets_its_budget_with_equal_batches() -> None:
+    words = ["--out", "x.json", "--pretrain", "20", "--prune", "12", "--finetune", "8", "--samples", "30"]
+    options = small_grid.parse(words)
+    found = small_grid.run(options, {"task": "digits", "method": "ecc", "budget": "70%", "seed": 0})
+    assert found["batches"] == 20
+    assert found["met"]
+    assert 0.9 < float(str(found["of_budget"])) <= 1
