@@ -69,7 +69,7 @@ class Experiment:
 
 _RESNET = ("--data", "{inputs}/data", "--mps")
 _CIFAR = ("data/cifar10.npz", "data/cifar10_resnet56.safetensors")
-_GRID_METHODS = "ecc,uniform,greedy_taylor,tp_taylor,netadapt,eap,lcp,amc"
+_GRID_METHODS = "ecc,uniform,greedy_taylor,tp_taylor,halp,tp_group_norm,netadapt,eap,lcp,amc"
 
 
 def grid(recipe: str, steps: tuple[int, int], variants: str, needs: Sequence[str]) -> Experiment:

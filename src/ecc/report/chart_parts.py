@@ -35,12 +35,16 @@ COLOURS: dict[str, tuple[str, str]] = {
     "greedy_taylor": ("#b01c1c", "#ff7a70"),
     "tp_taylor": ("#00707f", "#4cc9dc"),
     "tp_magnitude": ("#3f6f00", "#9bd14b"),
+    "tp_group_norm": ("#8a5a00", "#e8b04a"),
+    "halp": ("#6a3fb5", "#b794ff"),
 }
 """Light and dark value of each CSS variable."""
 
 STAR = "M0,-1.3L0.34,-0.47L1.24,-0.4L0.56,0.18L0.76,1.05L0,0.59L-0.76,1.05L-0.56,0.18L-1.24,-0.4L-0.34,-0.47Z"
 HEXAGON = "M0,-1.05L0.91,-0.52L0.91,0.52L0,1.05L-0.91,0.52L-0.91,-0.53Z"
 PENTAGON = "M0,-1.1L1.05,-0.34L0.65,0.89L-0.65,0.89L-1.05,-0.34Z"
+STAR_OF_FOUR = "M0,-1.35L0.35,-0.35L1.35,0L0.35,0.35L0,1.35L-0.35,0.35L-1.35,0L-0.35,-0.35Z"
+SALTIRE = "M0.41,-1L1,-0.41L0.59,0L1,0.41L0.41,1L0,0.59L-0.41,1L-1,0.41L-0.59,0L-1,-0.41L-0.41,-1L0,-0.59Z"
 """SVG paths; Vega scales them."""
 
 SHAPES = {
@@ -55,6 +59,8 @@ SHAPES = {
     "greedy_taylor": STAR,
     "tp_taylor": HEXAGON,
     "tp_magnitude": PENTAGON,
+    "tp_group_norm": STAR_OF_FOUR,
+    "halp": SALTIRE,
 }
 OTHER_METHOD = ("scratch", "square")
 """Colour and shape of a method that has none of its own."""

@@ -23,7 +23,7 @@ from ecc import formatting
 from ecc.io import refuse_other_file, write_text
 from ecc.records import to_builtins
 
-from .chart_parts import COLOURS, HEXAGON, PENTAGON, SHAPES, STAR
+from .chart_parts import COLOURS, HEXAGON, PENTAGON, SALTIRE, SHAPES, STAR, STAR_OF_FOUR
 from .charts import figures_of
 from .load import load_report
 from .records import Report
@@ -43,6 +43,8 @@ _GLYPHS = {
     STAR: "★",
     HEXAGON: "⬢",
     PENTAGON: "⬟",
+    STAR_OF_FOUR: "✦",
+    SALTIRE: "✖",
 }
 
 
