@@ -13,6 +13,7 @@ from paired import Interval, paired_interval
 from residual_variance import MIN_GAIN
 from resnet56_table import FRONT_FIGURE, PUBLISHED_PROTOCOL, equal_energy, long_epochs, long_goals, long_training
 from result_tables import RESULTS, load, table
+from small_table import small_sentence
 from unseen_table import unseen_goal
 
 from ecc.methods.budget_controller import TOLERANCE_BAND
@@ -89,6 +90,8 @@ def _shown(found: list[Experiment], compared: dict[tuple[str, str], tuple[str, I
     ]
     if (sentence := equal_energy()) is not None:
         lines.append(f"**Long trainings at half of the energy, as predicted.** {sentence}")
+    if (sentence := small_sentence()) is not None:
+        lines.append(f"**All baselines on small networks.** {sentence}")
     if (sentence := budget_sentence()) is not None:
         lines.append(f"**Language models.** {sentence}")
     if (RESULTS / ENCODER).exists():

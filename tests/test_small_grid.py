@@ -35,15 +35,18 @@ def test_the_table_compares_ecc_with_every_method(tmp_path: Path, monkeypatch: p
     assert "| ECC | 50.50 ± 0.71 |" in text
     assert "| halp | 49.50 ± 0.71 (+1.00 ± 0.00) |" in text
     assert "| lcp | 45.50 ± 0.71 † (+5.00 ± 0.00) |" in text
-    assert "45% +1.00 (± 0.00) against halp, ahead. Below uniform pruning: lcp at 45% (-3.00 ± 0.00)." in text
+    assert "45% +1.00 (± 0.00) against halp, ahead. Below uniform pruning in the mean: lcp at 45%; beyond" in text
+    assert "interval: lcp at 45% (-3.00 ± 0.00)." in text
+    cells += [cell("tp_taylor", seed, 0.6, of_budget=1.2) for seed in (0, 1)]
+    assert "against halp, ahead" in table.section_of(record(cells), "source")  # one over its budget is not the best
 
 
 def test_every_method_has_a_cell_at_every_budget_and_the_dense_network_comes_first() -> None:
     options = small_grid.parse(["--out", "x.json", "--seeds", "2"])
     keys = small_grid.keys_of(options)
     assert keys[0] == {"task": "digits", "method": "uniform", "budget": "100%", "seed": 0}
-    assert len(keys) == 2 * (2 + 2 * (2 * len(small_grid.METHODS) - 1))
-    assert {"task": "digits", "method": "ecc_widths", "budget": "45%", "seed": 0} not in keys
+    assert len(keys) == 2 * (2 + 4 * len(small_grid.METHODS))
+    assert {"task": "digits", "method": "ecc_widths", "budget": "60%", "seed": 1} in keys
 
 
 @pytest.mark.slow
