@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from ecc.errors import BadMeasurement
-from ecc.measure import Measured, MeterInfo, find_meter
+from ecc.measure import DeviceState, Measured, Meter, MeterInfo, find_meter
+from ecc.measure.window import check_state
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.grid import GridRun
+from ecc.settings import MeasureSettings
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData, Packed
 from ecc.zoo.image_task import NETWORKS
@@ -379,3 +381,26 @@ def test_workers_that_wait_stop_when_the_time_is_over() -> None:
     workers.service.signals.stop.set()
     thread.join(10)
     assert workers.readings == [["stopped while it waited for a measurement."]]
+
+
+class BusyMeter:
+    """A meter of a device that other processes use."""
+
+    def read(self) -> float:
+        return 7.0
+
+    def describe(self) -> MeterInfo:
+        return INFO
+
+    def state(self) -> DeviceState:
+        return DeviceState(temperature_celsius=50.0, other_processes=("process 7",))
+
+
+def test_processes_that_pause_do_not_count_as_users_of_the_device() -> None:
+    meter = evidence_meter.PausedProcesses(BusyMeter())
+    assert isinstance(meter, Meter)
+    assert (meter.read(), meter.describe()) == (7.0, INFO)
+    assert meter.state() == DeviceState(temperature_celsius=50.0)
+    check_state(meter.state(), INFO, MeasureSettings())  # a measurement is not refused
+    with pytest.raises(BadMeasurement, match="process 7"):
+        check_state(BusyMeter().state(), INFO, MeasureSettings())
