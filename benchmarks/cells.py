@@ -31,7 +31,7 @@ from machine import machine, write_record
 from ecc.errors import EccError
 from ecc.records import to_builtins
 from ecc.run_records import RunSummary
-from ecc.training import load_state, save_state
+from ecc.training import Interrupted, load_state, save_state
 
 Key = dict[str, Any]
 STAMPS = ("commit", "device", "date", "command", "seconds", "batches")
@@ -280,6 +280,9 @@ def run_in_turn(
         except Paused:
             print(f"{name_of(key)}: saved", flush=True)
             continue
+        except Interrupted as error:  # by a signal, which is for the whole call
+            cells.write()
+            raise SystemExit(f"{name_of(key)}: {error}") from None
         except (EccError, RuntimeError, OSError, ValueError) as error:  # the other cells go on
             values = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
         seconds = time.monotonic() - started

@@ -61,12 +61,15 @@ def section_of(record: dict[str, Any], source: str) -> str:
     """A table for each task, and which baselines are below uniform pruning."""
     cells, about = record["cells"], record["settings"]
     seeds = len({cell["seed"] for cell in cells})
+    used = sorted({cell["batches"] for cell in cells if "batches" in cell})
+    counts = " to ".join(str(one) for one in dict.fromkeys([*used[:1], *used[-1:]]))
     parts = [
         "## All methods on small networks",
-        f"Two networks that a CPU trains in seconds, {seeds} seeds, budgets on the energy of `{about['meter']}` (estimated), met with a\n"
-        f"closed loop by every method. Every method has {about['prune'] + about['finetune']} batches after {about['pretrain']} of the dense "
+        f"Two networks that a CPU trains in seconds, {seeds} seeds, budgets on the energy of `{about['meter']}` (estimated), and every\n"
+        f"method corrects its targets by the estimated cost. Every method has {counts} batches after {about['pretrain']} of the dense "
         f"network, and the same learning rate and\ndistillation. *Dense* has as many batches. Test accuracy in %, mean ± standard "
-        "deviation over seeds; in parentheses ECC minus the method,\nwith its 95 % interval. † over the budget in some run. "
+        "deviation over seeds; in parentheses ECC minus the method,\nwith its 95 % interval. † over the budget in some run: Torch-Pruning "
+        "prunes inner widths of residual blocks only. "
         "These networks say little of large ones; the grid shows whether a baseline is weak,\nand anyone can repeat it.",
     ]
     for task in dict.fromkeys(cell["task"] for cell in cells):

@@ -226,9 +226,8 @@ def _budget_goal(found: list[Experiment]) -> list[Row]:
             "E1 to E4: ECC within 98 to 100 % of the budget on the meter in 95 % of the runs, never above",
             f"{inside} of {len(shares)} within, at most {most:.1%}; {loops} of {len(cells)} runs measured during pruning",
             inside >= 0.95 * len(shares) and most <= high,
-            "predictions alone do not meet a budget; `evidence.py --loop` measures during the runs"
-            if not loops
-            else "",
+            f"predictions alone, as in {len(cells) - loops} runs, do not meet a budget; `evidence.py --loop` measures during "
+            "the runs",
         )
     ]
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ecc.training import Interrupted
+
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = [{"method": name, "seed": seed} for seed in (0, 1) for name in ("a", "b")]
 
@@ -101,6 +103,18 @@ def test_no_cell_starts_that_would_end_too_late(cells: Any, tmp_path: Path) -> N
     )
     assert ran == [KEYS[1], KEYS[3]]
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["skipped"] == ["a-0", "a-1"]
+
+
+def test_a_signal_ends_the_call_and_is_no_failure_of_the_cell(cells: Any, tmp_path: Path) -> None:
+    def run(key: dict[str, Any]) -> dict[str, Any]:
+        if key == KEYS[1]:
+            raise Interrupted("stopped by signal 15", 15)
+        return {}
+
+    found = opened(cells, tmp_path / "x.json")
+    with pytest.raises(SystemExit, match="stopped by signal 15"):
+        cells.run_in_turn(found, KEYS, run, cells.Deadline.after(50))
+    assert [one["key"] for one in json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["cells"]] == [KEYS[0]]
 
 
 def work(supply: Any) -> None:

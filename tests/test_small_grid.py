@@ -13,7 +13,7 @@ import small_table as table
 def cell(method: str, seed: int, accuracy: float, *, budget: str = "45%", of_budget: float = 0.99) -> dict[str, Any]:
     return {
         "task": "resnet8", "method": method, "budget": budget, "seed": seed, "commit": "abcdef",
-        "scores": {"finetuned": accuracy}, "of_budget": of_budget,
+        "scores": {"finetuned": accuracy}, "of_budget": of_budget, "batches": 600 + seed,
     }  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def test_the_table_compares_ecc_with_every_method(tmp_path: Path, monkeypatch: p
     cells += [cell("uniform", 0, 0.6, budget=small_grid.DENSE_BUDGET)]
     text = table.section_of(record(cells), "source")
     assert "budgets on the energy of `platform:x`" in text
+    assert "Every method has 600 to 601 batches after 5 of the dense network" in text
     assert "Dense: 60.00." in text
     assert "| ECC | 50.50 ± 0.71 |" in text
     assert "| halp | 49.50 ± 0.71 (+1.00 ± 0.00) |" in text

@@ -192,7 +192,7 @@ class CompressSettings:
     )
     min_width_ratio: float = option(MIN_WIDTH_RATIO, "Minimum fraction of channels kept in each group.", range=(0, 1))
     width_multiple: int | None = option(
-        None, "Widths are multiples of this number; as in the profile if not given.", range=(1, None)
+        None, "Layers have multiples of so many channels; as in the profile if not given.", range=(1, None)
     )
     uniform_floor: float = option(
         0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
@@ -466,7 +466,7 @@ class Design:
         changes_result=False,
     )
     seed: int = option(0, "Random seed of the design.", range=(0, 2**32 - 1), metavar="N")
-    width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
+    width_multiple: int | None = option(None, "Use layers with multiples of N channels.", range=(1, None), metavar="N")
     depth: bool = option(True, "Include networks with removed residual branches (design mixed).")
     rounds: int = option(
         1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
