@@ -100,8 +100,8 @@ def build(options: Any, seed: int) -> Task:
     return task
 
 
-def small_resnet(folder: Path, limit: int) -> Task:
-    """A ResNet with three blocks on small images of CIFAR-10."""
+def small_resnet(folder: Path, limit: int, blocks: int = 1) -> Task:
+    """A ResNet with three stages of some blocks on small images of CIFAR-10."""
     from packed import as_packed, packed_data  # needs Pillow
 
     data = packed_data("cifar10", folder)
@@ -111,8 +111,8 @@ def small_resnet(folder: Path, limit: int) -> Task:
         images = F.avg_pool2d(packed.images[:count].float() / 127.5 - 1, 2)
         splits.append(Split(images, packed.labels[:count]))
     return Task(
-        name="resnet8",
-        model=CifarResNet(1),
+        name=f"resnet{6 * blocks + 2}",
+        model=CifarResNet(blocks),
         example_input=splits[0].images[:2].clone(),
         loss=F.cross_entropy,
         train_batches=partial(shuffled_batches, splits[0]),

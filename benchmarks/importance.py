@@ -15,9 +15,10 @@ sum over the removed channels. Reported for each criterion:
 Criteria: weight_norm (plain norm), adam_norm (the paper's), taylor (mean square of the sum of w g), taylor_mean (absolute
 mean), taylor_variance (variance over batches, as `TaylorImportance`), and
 
-- corrected: taylor_variance, divided by the share of the channels of the group that remain, as `WidthPlanner` does. Behind a
-  batch norm, what remains is scaled up, and the error with it;
-- joint: the variance of the sum over all removed channels at once, which has the covariances, divided by the same share;
+- corrected: taylor_variance, divided by the square root of the share of the channels of the group that remain, as
+  `WidthPlanner` does. Behind a batch norm, what remains is scaled up, and the error with it;
+- by_share: taylor_variance, divided by that share itself, as `WidthPlanner` did in earlier versions;
+- joint: the variance of the sum over all removed channels at once, which has the covariances, divided by that share;
 - calibrated: corrected, times a factor of each group: measured / predicted increase of some other random removals of that
   group on other batches, shrunk to the factor of all groups where it is uncertain.
 """
@@ -156,10 +157,10 @@ def remaining_shares(graph: ChannelGraph, removals: list[Removal]) -> np.ndarray
     return np.array([1 - len(channels) / graph[name].width for name, channels in removals])
 
 
-def corrected(graph: ChannelGraph, removals: list[Removal], values: Tensor) -> np.ndarray:
-    """Sums over the removed channels, divided by the share that remains."""
+def corrected(graph: ChannelGraph, removals: list[Removal], values: Tensor, power: float = 0.5) -> np.ndarray:
+    """Sums over the removed channels, divided by a power of the share that remains."""
     sums = np.array([float(values[indices(graph, removal)].sum()) for removal in removals])
-    divided: np.ndarray = sums / remaining_shares(graph, removals)
+    divided: np.ndarray = sums / remaining_shares(graph, removals) ** power
     return divided
 
 
@@ -205,6 +206,7 @@ def study(
         for criterion, values in importance.items()
     }
     predicted["corrected"] = corrected(graph, removals, importance["taylor_variance"])
+    predicted["by_share"] = corrected(graph, removals, importance["taylor_variance"], 1.0)
     joint = [float(products[:, indices(graph, removal)].sum(1).var(correction=0)) for removal in removals]
     predicted["joint"] = np.array(joint) / remaining_shares(graph, removals)
     factors = calibration_factors(others, corrected(graph, others, importance["taylor_variance"]), increases[1])

@@ -11,7 +11,7 @@ from result_tables import RESULTS, load, origin, table
 from small_grid import DENSE_BUDGET, METHODS
 
 FILE, BEFORE = "small_grid.json", "small_grid_before.json"
-"""All methods, and ECC before a change of what removed branches lose."""
+"""All methods, and ECC before a change of what removed channels and branches lose."""
 OURS = ("ecc", "ecc_widths")
 TITLES = {"digits": "Digits", "resnet8": "ResNet with three blocks on 16x16 pixels of CIFAR-10"}
 NAMES = {"ecc": "ECC", "ecc_widths": "ECC, widths only"}
@@ -136,17 +136,17 @@ def _against_uniform(cells: Cells, task: str, budgets: Sequence[str], methods: S
 
 
 def _before(cells: Cells) -> str:
-    """The effect of a change of what removed branches lose; empty without the record of the code before."""
+    """The effect of a change of what channels and removed branches lose; empty without the record of the code before."""
     if not (RESULTS / BEFORE).exists():
         return ""
     old = load(BEFORE)["cells"]
-    commits = ", ".join(sorted({str(cell["commit"])[:10] for cell in old}))
+    commits = ", ".join(sorted({str(cell["commit"])[:10].rstrip("+") for cell in old}))
     found = []
-    for budget in dict.fromkeys(cell["budget"] for cell in old if cell["budget"] != DENSE_BUDGET):
-        gap = difference(scores(cells, "resnet8", "ecc", budget), scores(old, "resnet8", "ecc", budget))
+    for task, budget in dict.fromkeys((cell["task"], cell["budget"]) for cell in old):
+        gap = difference(scores(cells, task, OURS[0], budget), scores(old, task, OURS[0], budget))
         if gap is not None:
-            found.append(f"{budget} {gap}")
+            found.append(f"{task} {budget} {gap}, {gap.side}")
     return (
-        f"Before, at commit {commits}, the only branch of a stage lost nothing extra when it was removed. The change, in points on the "
-        f"ResNet with three blocks:\n{'; '.join(found)} (`results/{BEFORE}`)."
+        f"Before, at commit {commits}, the loss of removed channels was divided by the share of the channels that remain, and a branch "
+        f"lost at\nleast as much as its minimum widths. ECC now minus ECC then, in points: {'; '.join(found)} (`results/{BEFORE}`)."
     )

@@ -50,7 +50,7 @@ class TaylorImportance:
 
     It does not depend on the scale of weights before a batch norm. Behind a batch norm, the products of a group sum to
     zero, because scaling all channels at once changes nothing. So the sum over removed channels says too little where
-    few channels remain; `WidthPlanner` divides by the share that remains.
+    few channels remain; `WidthPlanner` divides by the square root of the share that remains.
 
     The state is replaced and never changed in place.
 

@@ -27,9 +27,9 @@ class WidthPlanner:
     Args:
         problem: Channels, costs and allowed widths.
         uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
-        per_remaining_share: Whether the importance lost is divided by the share of the group's channels that remain.
-            Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
-            it. `benchmarks/importance.py` shows that this predicts the increase of the loss better.
+        per_remaining_share: Whether importance is that of the Taylor criterion, in units of the loss. Then the importance
+            lost is divided by the square root of the share of the group's channels that remain: behind a batch norm what
+            remains is scaled up, and the error with it. `benchmarks/recovery.py` compares this with the share itself.
         branches: For each branch that may be removed, the positions of its groups.
         streams: For each branch, a number that is the same for branches that add to the same activations. With
             `per_remaining_share`, what removed branches lose is divided by the share of the terms of their stream that
@@ -147,14 +147,15 @@ class WidthPlanner:
         for one, width, dense in zip(np.split(ascending, np.cumsum(full)[:-1]), live, full, strict=True):
             removed = np.concatenate([[0.0], one[:width].cumsum()])
             remaining = np.arange(width, -1, -1).clip(min=1)
-            lost.append(removed * (dense / remaining) if self._per_remaining_share else removed)
+            lost.append(removed * np.sqrt(dense / remaining) if self._per_remaining_share else removed)
         budgets = [end * dense for end, dense in zip(ends, self._constraints.dense, strict=True)]
         forms = [cost.form(budget) for cost, budget in zip(self._constraints.costs, budgets, strict=True)]
         of_branches = []
         for groups, own in zip(self.branches, importance[channels:].tolist(), strict=True):
-            # Removing all of a branch loses at least as much as pruning it to its minimum widths.
+            # Norms of different parameters cannot be compared, so a removed branch loses at least as much as one with
+            # minimum widths. The Taylor criterion is in units of the loss.
             parts_lost = [lost[group][live[group] - allowed[group][-1]] for group in groups]
-            of_branches.append(max([own, *parts_lost]))
+            of_branches.append(own if self._per_remaining_share else max([own, *parts_lost]))
         return _PlanProblem(forms, budgets, live, allowed, lost, self.branches, of_branches, self._streams)
 
     def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
