@@ -245,6 +245,26 @@ def test_a_plan_removes_nearly_the_best_set_of_branches(seed: int, share: float)
     assert ours.lost <= 1.05 * min(one.lost for one in found)
 
 
+@pytest.mark.parametrize("is_taylor", [True, False])
+def test_what_groups_and_branches_lose(is_taylor: bool) -> None:
+    """Two branches of one stream, of one group each. Norms of weights are not in units of the loss."""
+    graph, ranking = bare_graph([4, 4, 4]), ChannelRanking([4, 4, 4])
+    cost = FormCost(linear_form(1.0, [1.0, 1.0, 1.0]), tuple(graph.full_widths), (4, 4, 4), ("b", "c"))
+    problem = PruningProblem(ranking, ResourceConstraints([cost], graph, "cpu"), torch.tensor([1, 1, 1]))
+    planner = WidthPlanner(problem, per_remaining_share=is_taylor, branches=[[1], [2]], streams=[0, 0])
+    importance = torch.tensor([3.0, 1.0, 2.0, 4.0, *[1.0] * 8, 5.0, 2.0])
+    found = planner._problem(torch.ones(12, dtype=torch.bool), importance, [0.5])
+    if is_taylor:
+        assert found.lost[0][:4] == pytest.approx([0, 1 * (4 / 3) ** 0.5, 3 * 2**0.5, 6 * 2])
+        assert found.branch_lost == [5.0, 2.0]
+        assert found.lost_with(frozenset({0})) == {0: 5.0 * 3 / 2}
+        assert found.lost_with(frozenset({0, 1})) == {0: 5.0 * 3, 1: 2.0 * 3}
+    else:
+        assert found.lost[0][:4] == pytest.approx([0, 1, 3, 6])
+        assert found.branch_lost == [5.0, 3.0]  # at least what the minimum width loses
+        assert found.lost_with(frozenset({0, 1})) == {0: 5.0, 1: 3.0}
+
+
 @dataclass(frozen=True)
 class FormCost:
     """A cost from its form."""

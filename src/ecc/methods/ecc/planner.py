@@ -27,9 +27,9 @@ class WidthPlanner:
     Args:
         problem: Channels, costs and allowed widths.
         uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
-        per_remaining_share: Whether importance is that of the Taylor criterion, in units of the loss. Then the importance
-            lost is divided by the square root of the share of the group's channels that remain: behind a batch norm what
-            remains is scaled up, and the error with it. `benchmarks/recovery.py` compares this with the share itself.
+        per_remaining_share: Whether importance is in units of the loss (the Taylor criterion). Then what a group loses
+            is divided by the square root of the share of its channels that remain: behind a batch norm what remains is
+            scaled up, and the error with it. `benchmarks/recovery.py` compares this with the share itself.
         branches: For each branch that may be removed, the positions of its groups.
         streams: For each branch, a number that is the same for branches that add to the same activations. With
             `per_remaining_share`, what removed branches lose is divided by the share of the terms of their stream that
