@@ -26,6 +26,23 @@ def test_batches_of_an_epoch_are_always_the_same_and_labels_sum_to_one() -> None
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
 
 
+def test_batches_are_taken_in_any_order_and_are_those_of_the_epoch_in_its_order() -> None:
+    photos = torch.randint(0, 256, (10, 3, 128, 128), dtype=torch.uint8)
+    labels = torch.arange(10)
+    batches = vit.StrongBatches(photos, labels, 4)(3)
+    assert len(batches) == 2
+    random = torch.Generator().manual_seed(7919 * 3 + 1)  # the draws of a whole epoch, in their order
+    order, draws = torch.randperm(10, generator=random), torch.rand(10, 9, generator=random)
+    mixes = torch.rand(3, 4, generator=random).tolist()
+    for number in (1, 0):
+        rows = order[4 * number : 4 * number + 4]
+        strong = vit.augmented(photos[rows], draws[4 * number : 4 * number + 4])
+        expected = vit.mixed(strong, torch.eye(10)[labels[rows]], mixes[number])
+        assert all(torch.equal(one, two) for one, two in zip(batches[number], expected, strict=True))
+    with pytest.raises(IndexError):
+        batches[2]
+
+
 def test_a_whole_crop_without_changes_is_the_image() -> None:
     images = torch.randint(0, 256, (2, 3, 128, 128), dtype=torch.uint8)
     same = torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.9, 0.5, 0.5, 0.5, 0.0]])
