@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from machine import machine, write_record
@@ -38,6 +38,8 @@ STAMPS = ("commit", "device", "date", "command", "seconds", "batches")
 """What every cell has besides its key and its result; batches are 0 where nothing is trained."""
 SAVING = 20.0
 """Seconds that processes have to save their state after the deadline."""
+STOPPING = 8.0
+"""Seconds that processes have to end after the last cell, or after SIGTERM."""
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
@@ -295,13 +297,31 @@ def run_in_turn(
         print(f"no time for {len(cells.skipped)} cells: {', '.join(cells.skipped[:5])} ...", flush=True)
 
 
+class Service(Protocol):
+    """What the first process does for the others while it waits for their results."""
+
+    def serve(self, alive: Sequence[bool], end: float) -> None:
+        """Do what the processes wait for.
+
+        Args:
+            alive: Whether each process still runs.
+            end: Time of the monotonic clock after which nothing long begins.
+        """
+
+    def stop(self) -> None:
+        """Let processes that wait end."""
+
+
 def run_in_processes(
     cells: Cells,
     keys: Iterable[Key],
     work: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    processes: int,
+    arguments: Sequence[tuple[Any, ...]],
     deadline: Deadline,
+    *,
+    service: Service | None = None,
+    estimate: Callable[[], float] = lambda: 0.0,
+    saving: float = SAVING,
 ) -> None:
     """Run cells in several processes at the same time.
 
@@ -310,9 +330,11 @@ def run_in_processes(
         keys: Cells in order; known ones are left out.
         work: Called as `work(next_cell, *arguments)` in each process, where `next_cell()` gives a key and its `Pause`, or
             None, and `next_cell.done(key, values, seconds)` hands a result back.
-        arguments: Must be picklable.
-        processes: Number of them.
-        deadline: After it no cell starts, and processes that have not ended `SAVING` seconds later are stopped.
+        arguments: Those of each process, of which there are as many; they must be picklable.
+        deadline: After it no cell starts.
+        service: What this process does meanwhile.
+        estimate: Seconds that a cell may take, asked after each one; none starts with less left.
+        saving: Seconds after the deadline after which processes are stopped. Their cells are listed under `skipped`.
     """
     wanted = cells.wanted(keys)
     if not wanted:
@@ -321,20 +343,23 @@ def run_in_processes(
     waiting, found = spawn.Queue(), spawn.SimpleQueue()  # what a process has put there stays when it dies
     for key in wanted:
         waiting.put((key, cells.pause(key, deadline)))
-    supply = Supply(waiting, found, deadline)
-    count = min(processes, len(wanted))
+    expected = spawn.Value("d", estimate(), lock=False)
+    supply = Supply(waiting, found, deadline, expected)
     workers = [
-        spawn.Process(target=work, args=(supply, *arguments)) for _ in range(count)
+        spawn.Process(target=work, args=(supply, *own)) for own in arguments[: len(wanted)]
     ]  # compilers may start others
     left = {name_of(key) for key in wanted}
     try:
         for process in workers:
             process.start()
-        while left and deadline.left > -SAVING:
-            if found.empty():
-                if not any(process.is_alive() for process in workers) and found.empty():
+        while left:
+            alive = [process.is_alive() for process in workers]
+            if found.empty():  # looked at after them: a process that has ended puts nothing more there
+                if not any(alive) or deadline.left < -saving:
                     break
-                time.sleep(0.2)
+                if service is not None:
+                    service.serve(alive, deadline.end)
+                time.sleep(0.05)
                 continue
             key, values, seconds = found.get()
             left.discard(name_of(key))
@@ -342,26 +367,39 @@ def run_in_processes(
                 print(f"{name_of(key)}: saved", flush=True)
             else:
                 cell = cells.add(key, values, seconds)
+                expected.value = estimate()
                 shown = {name: one for name, one in cell.items() if name not in ("key", "widths", "group_widths")}
                 print(json.dumps(shown), flush=True)
     finally:
-        for process in workers:
-            process.join(1 if left else 10)
-            if process.is_alive():
-                process.kill()
+        if service is not None:
+            service.stop()
+        if left:
+            for process in workers:
+                process.terminate()
+        join(workers)
+        waiting.cancel_join_thread()  # cells that nobody took must not keep this process
     cells.skipped[:] = sorted(left)
     cells.write()
+
+
+def join(workers: Sequence[Any]) -> None:
+    """Wait for processes, and kill those that do not end."""
+    end = Deadline.after(STOPPING)
+    for process in workers:
+        process.join(max(0.0, end.left))
+        if process.is_alive():
+            process.kill()
 
 
 class Supply:
     """Gives cells to the processes of `run_in_processes`."""
 
-    def __init__(self, waiting: Any, found: Any, deadline: Deadline) -> None:
-        self._waiting, self._found, self._deadline = waiting, found, deadline
+    def __init__(self, waiting: Any, found: Any, deadline: Deadline, expected: Any) -> None:
+        self._waiting, self._found, self._deadline, self._expected = waiting, found, deadline, expected
 
     def __call__(self) -> tuple[Key, Pause] | None:
-        """The next cell; None if there is none, or the time is over."""
-        if self._deadline.is_over:
+        """The next cell; None if there is none, or no time for it."""
+        if self._deadline.left <= self._expected.value:
             return None
         try:
             found: tuple[Key, Pause] = self._waiting.get(timeout=2.0)  # `empty` may be wrong for a moment
@@ -379,9 +417,13 @@ class Supply:
                 values = run(key, pause)
             except Paused:
                 values = None
+            except Interrupted:  # by a signal, which is for the whole call
+                return
             except Exception as error:  # noqa: BLE001 - the other cells go on
                 values = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
             self._found.put((key, values, time.monotonic() - started))
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # fails if this process cannot use its GPU any more, as further cells would
 
 
 @contextmanager

@@ -51,7 +51,7 @@ from evidence_grid import (
     variant_settings,
     variants_of,
 )
-from evidence_meter import MeasuringService, PausedProcesses, SharedMeter
+from evidence_meter import MeasuringService, SharedMeter, cost_evaluator
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of, write_stamps
 from evidence_rerun import refit_and_rerun
 from machine import machine, write_record
@@ -61,7 +61,7 @@ from ecc.constants import PROTOCOLS
 from ecc.energy import EnergyModel
 from ecc.errors import EccError
 from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, EnergySource, Meter, MeterInfo, close_meter, find_meter
+from ecc.measure import EnergySource, MeterInfo, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import GridRun
@@ -76,8 +76,6 @@ SECONDS_PER_MEASUREMENT = 1.5
 """Seconds for one measurement."""
 DENSE_EVERY = 10
 """Number of results between two measurements of the dense network."""
-MEASURE_SETTINGS: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
-"""Three windows as short as those of the profile: there are hundreds of results to measure."""
 LONGEST = "amc"
 """The method with the longest runs, which are started first."""
 FIRST = ("ecc", "lcp", "netadapt")
@@ -249,12 +247,12 @@ def finish(
         sentinels = [process.sentinel for process in workers if process.is_alive()]
         wait(sentinels, timeout=1.0 if service is None else 0.05)
         if service is not None:
-            service.serve([process.is_alive() for process in workers])
+            service.serve([process.is_alive() for process in workers], end - reserved())
         if time.monotonic() - saved > SAVE_EVERY:
             save()
             saved = time.monotonic()
     if service is not None:
-        service.signals.stop.set()
+        service.stop()
         print(f"{service.readings} measurements during the runs, {service.seconds:.0f} s", flush=True)
     for process in workers:
         if process.is_alive():
@@ -273,14 +271,6 @@ def time_after(cells: int, seconds: float) -> float:
 
 
 # ---------------------------------------------------------------- measurements
-
-
-def cost_evaluator(task: Task, batch: int, energy: EnergyModel, source: EnergySource) -> CostEvaluator:
-    """Measures networks of the task, also while other processes pause."""
-    example = with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, verify=False)
-    meter = PausedProcesses(source) if isinstance(source, Meter) else source
-    return CostEvaluator(task.model, graph, example, {energy.resource: energy}, meter, **MEASURE_SETTINGS)
 
 
 def measure_results(grids: list[Grid], evaluate_cost: CostEvaluator, until: float) -> None:

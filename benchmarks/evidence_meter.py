@@ -1,6 +1,6 @@
 """Measured budgets of runs in parallel processes: one process measures while the others pause.
 
-The workers of `evidence.py` share a GPU, so none of them can measure. The first process measures for all:
+The workers of `evidence.py` and `vit.py` share a GPU, so none of them can measure. The first process measures for all:
 
     worker     SharedMeter.cost: send the widths and wait; the other workers keep the GPU busy meanwhile
     first      MeasuringService.serve: when enough workers wait, ask the others to pause
@@ -13,6 +13,7 @@ Answers are scaled to the first measurement of the dense network, so that they d
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +24,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement, EccError
-from ecc.graph import ChannelGraph
-from ecc.measure import DeviceState, Meter, MeterInfo, Reading
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.measure import PROFILE_SETTINGS, DeviceState, EnergySource, Meter, MeterInfo, Reading
 from ecc.measure.meter import HasState
 from ecc.methods.budget_controller import CONFIRMED_CI
-from ecc.methods.cost_evaluator import MeasuredCost
-from ecc.task import Task
+from ecc.methods.cost_evaluator import CostEvaluator, MeasuredCost
+from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data.batches import SeededBatches
 
+MEASURE_SETTINGS: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
+"""Three windows as short as those of the profile: there are hundreds of networks to measure."""
 QUIET, ACTIVE, PAUSED, WAITING, ANSWERED = range(5)
 """What a worker does: nothing on the GPU, training, pausing, waiting for a measurement, going on after one."""
 WAITING_SHARE = 0.34
@@ -128,7 +132,7 @@ class SharedMeter:
 
             def make(number: int) -> Any:
                 self.gate()
-                return inner[number]  # type: ignore[index]  # a sequence for the data sets of the zoo
+                return inner[number]  # type: ignore[index]  # a sequence for all data sets of the benchmarks
 
             return SeededBatches(len(inner), make)  # type: ignore[arg-type]
 
@@ -174,6 +178,14 @@ class PausedProcesses:
         return replace(self._meter.state(), other_processes=()) if isinstance(self._meter, HasState) else DeviceState()
 
 
+def cost_evaluator(task: Task, batch: int, energy: EnergyModel, source: EnergySource) -> CostEvaluator:
+    """Measures networks of the task, also while other processes pause."""
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
+    meter = PausedProcesses(source) if isinstance(source, Meter) else source
+    return CostEvaluator(task.model, graph, example, {energy.resource: energy}, meter, **MEASURE_SETTINGS)
+
+
 class MeasuringService:
     """Measures for the workers.
 
@@ -202,11 +214,12 @@ class MeasuringService:
         self._dense: MeasuredCost | None = None
         self._dense_at = 0.0
 
-    def serve(self, alive: Sequence[bool]) -> None:
+    def serve(self, alive: Sequence[bool], end: float = math.inf) -> None:
         """Measure if enough workers wait, or one of them for long.
 
         Args:
             alive: Whether each worker still runs.
+            end: Time of the monotonic clock after which no measurement begins.
         """
         self._collect()
         waiting = [number for number in self._requests if alive[number]]
@@ -220,9 +233,12 @@ class MeasuringService:
         self.signals.pause.set()
         try:
             self._wait(alive, (ACTIVE,), PAUSE_LIMIT)
-            while self._requests:
-                answered = list(self._requests)
-                answers = {number: self._answer(self._requests.pop(number)[0]) for number in answered}
+            while self._requests and time.monotonic() < end:
+                answers = {
+                    number: self._answer(self._requests.pop(number)[0])
+                    for number in list(self._requests)
+                    if time.monotonic() < end
+                }
                 for number, answer in answers.items():
                     self.signals.states[number] = ANSWERED
                     if alive[number]:
@@ -232,6 +248,10 @@ class MeasuringService:
         finally:
             self.signals.pause.clear()
             self.seconds += time.monotonic() - started
+
+    def stop(self) -> None:
+        """Let workers that pause or wait for a measurement end."""
+        self.signals.stop.set()
 
     def _collect(self) -> None:
         """Read the requests that came."""

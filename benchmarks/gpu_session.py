@@ -118,7 +118,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "e4": grid("resnet56-cifar10", (2000, 1200), "depth", _CIFAR),
     "vit": Experiment(
-        "vit.py", ("--data", "{inputs}/data"), ("data/imagenette128.npz",), 200.0, what="E5: ViT-Tiny on Imagenette",
+        "vit.py", ("--data", "{inputs}/data", "--mps", "--processes", "8"), _IMAGENETTE, 200.0,
+        what="E5: ViT-Tiny on Imagenette",
     ),
     "llm": Experiment(
         "llm.py", ("--weights", "{inputs}/smollm2", "--text", "{inputs}/wikitext2"),

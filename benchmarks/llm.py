@@ -342,7 +342,7 @@ def heal_pending(setup: Setup, cells: Cells, deadline: Deadline) -> None:
     print(f"{deadline.left:5.0f} s left  healing {len(pending)} networks", flush=True)
     with shared_gpu(is_cuda and shutil.which("nvidia-cuda-mps-control") is not None, folder):
         end = Deadline(deadline.end - ENDING)  # a process that runs then may end
-        run_in_processes(cells, pending, heal_cells, (options, folder), options.processes, end)
+        run_in_processes(cells, pending, heal_cells, [(options, folder)] * options.processes, end)
     cells.skipped[:] = skipped + [one for one in cells.skipped if one not in skipped]
     cells.write()
 

@@ -404,7 +404,7 @@ def main(arguments: list[str] | None = None) -> None:
                     found = json.loads((folder / "compile.json").read_text(encoding="utf-8"))
                     cells.header["step_milliseconds"] = found
                 print(f"prepared after {time.monotonic() - begin:.0f} s: {cells.header['dense_network']}", flush=True)
-                run_in_processes(cells, keys, work, (options, folder), options.processes, deadline)
+                run_in_processes(cells, keys, work, [(options, folder)] * options.processes, deadline)
         measure_cells(options, cells, folder, Deadline(begin + options.seconds))
     cells.write()
     print(summary(cells.cells), flush=True)

@@ -1,6 +1,6 @@
 """E5: a Vision Transformer of the size of ViT-Tiny on Imagenette at measured energy budgets.
 
-    PYTHONPATH=src python3 benchmarks/vit.py --data DATA --out results/vit.json --seconds 560
+    PYTHONPATH=src python3 benchmarks/vit.py --data DATA --out results/vit.json --seconds 560 --mps --processes 8
     PYTHONPATH=src python3 benchmarks/vit.py --data DATA --out results/vit.json --list
 
 192 channels, 12 blocks, 3 heads, patches of 16 pixels of 128: 64 tokens. It is trained here from random weights with strong
@@ -17,8 +17,16 @@ see the same batches. The test images (the validation split of Imagenette) are s
 `--protocol published` gives every method the same number of fine-tuning steps besides its search.
 
 Cells, deadline and the record are those of `cells.py`. The dense network (half precision, 11 MB) and the energy model are
-kept beside the JSON. Plan for one call of 585 s on an H200, from the steps of `depth.py` (not measured on these images):
-80 s for the dense network, 60 s for the profile, about 45 s a cell: 9 cells in the first call, 12 in a later one.
+kept beside the JSON. With `--processes` cells run at the same time on one GPU, and the first process, which has trained
+the dense network and measured the profile alone, measures for the others while they pause (`evidence_meter.py`). A cell
+that has not ended at the deadline is repeated in the next call, so none starts with less time left than the longest took.
+
+Plan for one call of 585 s on an H200, from the steps of `depth.py` (not measured on these images):
+    start, images, dense network     100 s, and 20 s in a later call
+    profile                           60 s in the first call
+    start of the processes            20 s
+    a cell                            about 45 s alone: 9 cells in the first call, 12 in a later one, with one process
+    eight cells at the same time      at least 16 s of measurements each, for which all pause: 130 s, and their training
 The copy of Imagenette is lossy: compare methods with each other.
 """
 
@@ -27,36 +35,63 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cells import Cells, Deadline, Key, add_options, device_name, facts_of, print_cells, run_in_turn
+from cells import (
+    Cells,
+    Deadline,
+    Key,
+    Pause,
+    Supply,
+    add_options,
+    device_name,
+    facts_of,
+    print_cells,
+    run_in_processes,
+    run_in_turn,
+    shared_gpu,
+)
 from depth import ViT, train_dense
+from evidence_meter import MeasuringService, SharedMeter, cost_evaluator
 from packed import as_packed, packed_data
 from torch import Tensor, nn
 
 from ecc.api import compress_task
 from ecc.budget import parse_budgets
 from ecc.energy import EnergyModel
+from ecc.measure import EnergySource
 from ecc.profiling import open_meter, profile_and_fit
 from ecc.records import to_builtins
 from ecc.settings import CompressSettings, make_settings
 from ecc.task import Task
 from ecc.torch_utils import device_of, eval_mode
-from ecc.training import DistributedContext, load_state, save_state
+from ecc.training import DistributedContext, Interrupted, load_state, save_state
+from ecc.zoo.data import ImageData
+from ecc.zoo.data.batches import SeededBatches
 
 SIZE, PATCH = 128, 16
+DENSE, ENERGY = ".dense.safetensors", ".energy.json"
+"""Ends of the names of the files beside the record."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLASSES = 10
+VERIFIED_BATCH = 8
+"""Items on which a graph is verified, on the CPU and for every cell; 256 of them take a core ten seconds."""
 EXPECTED_SECONDS = 45.0
 """Of a cell on an H200, before one has run."""
 METHODS = ("ecc", "uniform", "isomorphic", "tp_taylor", "tp_magnitude", "ecc_widths")
 BUDGETS = ("50%", "35%", "65%", "80%", "25%")
+FREE = (
+    *("out", "earlier", "seconds", "only", "again", "list", "data", "methods", "budgets", "seeds"),
+    *("processes", "mps"),
+)
+"""Options that a cell does not depend on."""
 PUBLISHED_SEARCH = {"ecc": 1.0, "ecc_widths": 1.0}
 """Steps of the search relative to those of fine-tuning in the published protocol; 0 for methods that prune at once."""
 
@@ -78,19 +113,22 @@ class StrongBatches:
     labels: Tensor
     batch: int
 
-    def __call__(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches, always the same for an epoch."""
+    def __call__(self, epoch: int) -> Sequence[tuple[Tensor, Tensor]]:
+        """The batches, always the same for an epoch, and each made when it is taken."""
         random = torch.Generator().manual_seed(7919 * epoch + 1)
         count, device = len(self.labels), self.images.device
         order = torch.randperm(count, generator=random)
         draws = torch.rand(count, 9, generator=random)
         mixes = torch.rand(count // self.batch + 1, 4, generator=random).tolist()
         order, draws = order.to(device), draws.to(device)
-        for number in range(count // self.batch):
+
+        def make(number: int) -> tuple[Tensor, Tensor]:
             part = slice(number * self.batch, (number + 1) * self.batch)
             images = augmented(self.images[order[part]], draws[part])
             targets = F.one_hot(self.labels[order[part]], CLASSES).float()
-            yield mixed(images, targets, mixes[number])
+            return mixed(images, targets, mixes[number])
+
+        return SeededBatches(count // self.batch, make)
 
 
 def augmented(images: Tensor, draws: Tensor) -> Tensor:
@@ -132,8 +170,15 @@ def mixed(images: Tensor, targets: Tensor, draws: list[float]) -> tuple[Tensor, 
 
 def normalised(images: Tensor) -> Tensor:
     """Images in [0, 1] as the network takes them."""
-    mean, std = (images.new_tensor(one)[:, None, None] for one in (MEAN, STD))
+    mean, std = colours(images.device)
     return (images - mean) / std
+
+
+@lru_cache
+def colours(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the colours, copied to the device once: a copy waits for the device."""
+    mean, std = (torch.tensor(one, device=device)[:, None, None] for one in (MEAN, STD))
+    return mean, std
 
 
 @torch.no_grad()
@@ -147,15 +192,14 @@ def accuracy(images: Tensor, labels: Tensor, model: nn.Module) -> float:
     return right / len(labels)
 
 
-def make_task(options: argparse.Namespace) -> Task:
+def make_task(options: argparse.Namespace, data: ImageData) -> Task:
     """The network with random weights, and the data."""
-    found = packed_data("imagenette", options.data, options.limit)
-    train, held, test = (as_packed(one) for one in (found.train, found.held_out, found.test))
+    train, held, test = (as_packed(one) for one in (data.train, data.held_out, data.test))
     torch.manual_seed(0)
     return Task(
         name="vit_tiny",
         model=ViT(options.width, options.blocks, 3, PATCH, CLASSES, SIZE),
-        example_input=torch.zeros(options.measured_batch, 3, SIZE, SIZE),
+        example_input=normalised(train.images[:VERIFIED_BATCH].float() / 255),
         loss=F.cross_entropy,
         train_batches=StrongBatches(train.images.to(options.device), train.labels.to(options.device), options.batch),
         evaluate=partial(accuracy, test.images, test.labels),
@@ -166,17 +210,30 @@ def make_task(options: argparse.Namespace) -> Task:
 # ---------------------------------------------------------------- cells
 
 
-def prepare(options: argparse.Namespace, deadline: Deadline) -> tuple[Task, EnergyModel, dict[str, Any]]:
+def beside(options: argparse.Namespace, suffix: str) -> Path:
+    """A file beside the record."""
+    file: Path = options.out.parent / f"{options.out.stem}{suffix}"
+    return file
+
+
+def with_dense(task: Task, options: argparse.Namespace) -> Task:
+    """The task with the weights of the trained dense network."""
+    found = load_state(beside(options, DENSE))["model"]
+    task.model.load_state_dict({name: one.float() for name, one in found.items()})
+    return replace(task, model=task.model.cpu().eval())
+
+
+def prepare(
+    options: argparse.Namespace, data: ImageData, deadline: Deadline
+) -> tuple[Task, EnergyModel, dict[str, Any]]:
     """The trained task, the energy model, and what the record says about them; both are kept beside the record."""
-    task, beside = make_task(options), options.out.parent / options.out.stem
-    dense, energy = beside.with_suffix(".dense.safetensors"), beside.with_suffix(".energy.json")
+    task, dense, energy = make_task(options, data), beside(options, DENSE), beside(options, ENERGY)
     if not dense.is_file():
         model = train_dense(task, options.dense_steps, options.dense_lr, options.device)
         state = {name: tensor.half() for name, tensor in model.state_dict().items()}
         save_state(dense, {"model": state, "steps": options.dense_steps})
         print(f"{deadline.left:5.0f} s left  dense network trained", flush=True)
-    task.model.load_state_dict({name: one.float() for name, one in load_state(dense)["model"].items()})
-    task = replace(task, model=task.model.cpu().eval())
+    task = with_dense(task, options)
     assert task.evaluate is not None
     score = task.evaluate(task.model.to(options.device))
     task.model.cpu()
@@ -189,7 +246,7 @@ def prepare(options: argparse.Namespace, deadline: Deadline) -> tuple[Task, Ener
                 inference=settings_of(options, "ecc", 0).inference,
             )  # fmt: skip
             fitted.save(energy)
-            shutil.copy(Path(name) / "network.profile", beside.with_suffix(".profile"))
+            shutil.copy(Path(name) / "network.profile", beside(options, ".profile"))
     known = EnergyModel.load(energy)
     error = float("nan") if known.errors is None else known.errors.mean
     print(f"{deadline.left:5.0f} s left  dense accuracy {score:.4f}, error of the fit {error:.2%}", flush=True)
@@ -220,11 +277,13 @@ def settings_of(options: argparse.Namespace, method: str, seed: int) -> Compress
     )
 
 
-def run(options: argparse.Namespace, task: Task, energy: EnergyModel, key: Key) -> dict[str, Any]:
+def run(
+    options: argparse.Namespace, task: Task, energy: EnergyModel, meter: str | EnergySource, key: Key
+) -> dict[str, Any]:
     """One compression."""
     with tempfile.TemporaryDirectory() as folder:
         result = compress_task(
-            task, parse_budgets(key["budget"]), folder=Path(folder) / "run", meter=options.meter, energy_models=[energy],
+            task, parse_budgets(key["budget"]), folder=Path(folder) / "run", meter=meter, energy_models=[energy],
             settings=settings_of(options, key["method"], key["seed"]), batch=options.measured_batch,
             method=key["method"].removesuffix("_widths"), device=options.device,
         )  # fmt: skip
@@ -234,7 +293,64 @@ def run(options: argparse.Namespace, task: Task, energy: EnergyModel, key: Key) 
         "cost_checks": summary.cost_checks,
         "macs": to_builtins(summary.macs),
         "removed_branches": sum(summary.branches.values()),
+        "processes": options.processes,
     }
+
+
+def work(supply: Supply, options: argparse.Namespace, data: ImageData, meter: SharedMeter) -> None:
+    """Run cells in one of several processes until there are none."""
+    torch.set_num_threads(1)
+    with suppress(Interrupted):
+        meter.gate()
+        task = meter.guarded(with_dense(make_task(options, data), options))
+        energy = EnergyModel.load(beside(options, ENERGY))
+        meter.rest()
+
+        def run_one(key: Key, pause: Pause) -> dict[str, Any]:
+            del pause  # a cell is not continued later
+            try:
+                return run(options, task, energy, meter, key)
+            finally:
+                meter.rest()
+
+        supply.run(run_one)
+
+
+def run_together(
+    options: argparse.Namespace,
+    cells: Cells,
+    keys: Sequence[Key],
+    data: ImageData,
+    task: Task,
+    energy: EnergyModel,
+    deadline: Deadline,
+) -> None:
+    """Run cells in several processes, and measure for them."""
+    with (
+        open_meter(options.meter, torch.device(options.device), [energy]) as source,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
+        assert source is not None
+        evaluate = cost_evaluator(task, options.measured_batch, energy, source)
+        spawn = torch.multiprocessing.get_context("spawn")
+        service = MeasuringService(evaluate, source.describe(), spawn, options.processes)
+        with shared_gpu(options.mps, Path(folder)):
+            run_in_processes(
+                cells,
+                keys,
+                work,
+                [(options, data, meter) for meter in service.meters],
+                deadline,
+                service=service,
+                estimate=lambda: expected(options, cells),
+                saving=0.0,
+            )
+        print(f"{service.readings} measurements, for which processes paused {service.seconds:.0f} s", flush=True)
+
+
+def expected(options: argparse.Namespace, cells: Cells) -> float:
+    """Seconds that a cell takes on a GPU."""
+    return longest(cells) if options.device == "cuda" else 0.0
 
 
 def longest(cells: Cells) -> float:
@@ -242,13 +358,15 @@ def longest(cells: Cells) -> float:
     return max((float(one["seconds"]) for one in cells.cells if "error" not in one), default=EXPECTED_SECONDS)
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=560.0)
     parser.add_argument("--data", type=Path, required=True, help="folder with imagenette128.npz")
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--processes", type=int, default=1, help="that run cells at the same time, on one device")
+    parser.add_argument("--mps", action="store_true", help="start CUDA MPS, so that their kernels run concurrently")
     parser.add_argument("--protocol", choices=("equal", "published"), default="equal")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
     parser.add_argument("--budgets", type=lambda text: text.split(","), default=list(BUDGETS))
@@ -264,7 +382,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--limit", type=int, help="images of each split, for a short test")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := set(options.methods) - set(METHODS):
         parser.error(f"unknown method {min(unknown)}; choose from {', '.join(METHODS)}")
     return options
@@ -274,8 +392,7 @@ def main() -> None:
     """Run cells until the time is over."""
     options = parse()
     deadline = Deadline.after(options.seconds)
-    free = ("out", "earlier", "seconds", "only", "again", "list", "data", "methods", "budgets", "seeds")
-    settings = {name: value for name, value in vars(options).items() if name not in free}
+    settings = {name: value for name, value in vars(options).items() if name not in FREE}
     keys: list[Key] = [
         {"method": method, "budget": budget, "seed": seed}
         for seed in range(options.seeds)
@@ -292,14 +409,18 @@ def main() -> None:
         print_cells(cells, keys)
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    task, energy, facts = prepare(options, deadline)
+    data = packed_data("imagenette", options.data, options.limit)
+    task, energy, facts = prepare(options, data, deadline)
     cells.header |= facts
+    if options.processes > 1:
+        run_together(options, cells, keys, data, task, energy, deadline)
+        return
     run_in_turn(
         cells,
         keys,
-        lambda key: run(options, task, energy, key),
+        lambda key: run(options, task, energy, options.meter, key),
         deadline,
-        estimate=lambda _: longest(cells) if options.device == "cuda" else 0.0,
+        estimate=lambda _: expected(options, cells),
         show=("of_budget", "scores", "removed_branches"),
     )
 

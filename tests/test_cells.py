@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import queue
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ecc.training import Interrupted
 
@@ -146,7 +150,7 @@ def test_processes_hand_back_results_failures_and_states(cells: Any, tmp_path: P
     sys.path.insert(0, str(Path(__file__).parent))  # the processes import this file
     out = tmp_path / "x.json"
     found = opened(cells, out)
-    cells.run_in_processes(found, KEYS, work, (), 2, cells.Deadline.after(30))
+    cells.run_in_processes(found, KEYS, work, [(), ()], cells.Deadline.after(30))
     record = json.loads(out.read_text(encoding="utf-8"))
     by_name = {cells.name_of(cell["key"]): cell for cell in record["cells"]}
     assert by_name["a-0"]["score"] == 1
@@ -154,3 +158,66 @@ def test_processes_hand_back_results_failures_and_states(cells: Any, tmp_path: P
     assert by_name["b-1"]["score"] == 6
     assert record["skipped"] == ["a-1"]
     assert opened(cells, out).wanted(KEYS) == [KEYS[1], KEYS[2]]
+
+
+class Answers:
+    """What the first process does for others that wait; the time is over when there is a result."""
+
+    def __init__(self, found: Any) -> None:
+        self.wanted, self.given, self.stopped = (torch.multiprocessing.get_context("spawn").Event() for _ in range(3))
+        self.found, self.alive = found, list[list[bool]]()
+        self.deadline = SimpleNamespace(end=math.inf, left=1.0)  # the processes have copies
+
+    def serve(self, alive: list[bool], end: float) -> None:
+        assert end == math.inf
+        self.alive.append(list(alive))
+        if self.wanted.is_set():
+            self.given.set()
+        if self.found.cells:
+            self.deadline.left = -0.1
+            self.over = time.monotonic()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def wait_for_answers(supply: Any, wanted: Any, given: Any, stopped: Any) -> None:
+    """The first cell waits for an answer, and the others until they are stopped."""
+
+    def run(key: dict[str, Any], pause: Any) -> dict[str, Any]:
+        del pause
+        is_first = key == KEYS[0]
+        if is_first:
+            wanted.set()
+        while not (is_first and given.is_set()):
+            time.sleep(0.02)
+            if stopped.is_set():
+                raise Interrupted("stopped", 15)
+        return {"score": 1}
+
+    supply.run(run)
+
+
+@pytest.mark.slow
+def test_processes_are_served_and_stopped_at_the_deadline(cells: Any, tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    found = opened(cells, tmp_path / "x.json")
+    service = Answers(found)
+    own = (service.wanted, service.given, service.stopped)
+    cells.run_in_processes(found, KEYS, wait_for_answers, [own, own], service.deadline, service=service, saving=0.0)
+    assert time.monotonic() - service.over < cells.STOPPING
+    assert service.stopped.is_set()
+    assert service.alive[0] == [True, True]
+    assert [cell["key"] for cell in found.cells] == [KEYS[0]]  # neither the interrupted cell nor one that did not start
+    assert found.skipped == sorted(cells.name_of(key) for key in KEYS[1:])
+
+
+def test_no_cell_is_given_without_the_time_for_it(cells: Any) -> None:
+    waiting: Any = queue.Queue()
+    waiting.put((KEYS[0], None))
+    expected = SimpleNamespace(value=20.0)
+    supply = cells.Supply(waiting, None, cells.Deadline.after(10), expected)
+    assert supply() is None
+    expected.value = 5.0
+    assert supply() == (KEYS[0], None)
+    assert cells.Supply(waiting, None, cells.Deadline.after(0), SimpleNamespace(value=0.0))() is None

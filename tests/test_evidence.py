@@ -374,11 +374,24 @@ def test_a_network_that_cannot_be_measured_fails_its_run_only() -> None:
     assert workers.readings[1][0].joules == 1.0
 
 
+def test_no_measurement_begins_after_the_end() -> None:
+    workers = Workers([(4,)], lambda _: 1.0)
+    (thread,) = workers.threads
+    thread.start()
+    while not workers.service.connections[0].poll():
+        time.sleep(0.01)
+    workers.service.serve([True], time.monotonic() - 1)
+    assert workers.asked == []
+    workers.service.stop()
+    thread.join(10)
+    assert workers.readings == [["stopped while it waited for a measurement."]]
+
+
 def test_workers_that_wait_stop_when_the_time_is_over() -> None:
     workers = Workers([(4,)], lambda _: 1.0)
     (thread,) = workers.threads
     thread.start()
-    workers.service.signals.stop.set()
+    workers.service.stop()
     thread.join(10)
     assert workers.readings == [["stopped while it waited for a measurement."]]
 

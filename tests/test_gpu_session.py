@@ -13,6 +13,7 @@ import gpu_session
 import pytest
 import resnet56
 import unseen_networks
+import vit
 
 from ecc.methods.registry import METHODS
 from ecc.zoo.recipe import read_recipe
@@ -129,6 +130,9 @@ def test_every_experiment_names_a_script_and_its_options() -> None:
         if one.script == "unseen_networks.py":
             options = unseen_networks.parse(words[2:])
             assert (options.networks, options.count, options.samples) == ("torchvision", 10, 100)
+        if one.script == "vit.py":
+            options = vit.parse(words[2:])
+            assert (options.processes, options.mps) == (8, True)
         if one.script == "evidence.py":
             options = evidence.parse(words[2:])
             recipe, longer = read_recipe(evidence.RECIPES / f"{options.name}.toml"), json.loads(options.settings)
