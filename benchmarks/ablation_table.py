@@ -11,6 +11,7 @@ from result_tables import RESULTS, load, origin, table
 
 FILE = "ablation.json"
 IMPORTANCE = "importance.json"
+RECOVERY = "recovery.json"
 PUBLISHED_WEIGHTS = ("mobilenet_v1", "erfnet", "resnet20", "resnet56")
 """Networks that `packed.py` has weights of."""
 BASE = "default"
@@ -31,8 +32,13 @@ MEANINGS = {
     "candidate plans": "three plans are trained for a tenth of the steps each, and the best on held-out data is used",
     "EMA": "averaged weights (decay 0.98) in fine-tuning",
     "uniform floor": "`uniform_floor=0.8`",
+    "root": "the default since then: what a group loses is divided by the square root of the share of its channels that remain, "
+    "in place of the share as in all others",
 }
 CORRELATION_GOAL, SLOPE_GOAL = 0.9, 1.3
+PRESENT, BEFORE_ROOT = "root, exits", "share, larger"
+"""Rules for channels and branches in `recovery.json`."""
+WHEN = {"at_once": "at once", "trained": "trained"}
 
 
 def differences(cells: Sequence[dict[str, Any]], variant: str, score: str, base: str = BASE) -> list[float]:
@@ -203,12 +209,44 @@ def importance_section() -> str:
         "points of training, and compares the measured increase of the loss on other batches with the prediction of each\n"
         "criterion. Each entry: rank correlation over all removals / ratio of the 90th to the 10th percentile of the slopes of\n"
         "the groups / ratio of the largest to the smallest slope. *corrected* is what the solver uses: the variance of the sum\n"
-        "of w g, divided by the share of the channels that remain. *joint* has the covariances of the removed channels.\n"
+        "of w g, divided by the square root of the share of the channels that remain; *by_share* is divided by the share itself.\n"
+        "*joint* has the covariances of the removed channels, divided by the share.\n"
         f"*calibrated* multiplies each group by a factor from other removals on other batches, of each group {removals}:\n"
         f"as many forward passes for each group. {_start(published)}",
         table(["network", "after", *criteria], rows),
         f"Goals: correlation of at least {CORRELATION_GOAL}, slopes within a factor of {SLOPE_GOAL} between groups (largest\n"
         f"to smallest): {goals}.",
         origin(IMPORTANCE),
+    ]
+    return "\n\n".join(parts) + "\n\n"
+
+
+def recovery_section() -> str:
+    """How well estimates predict the loss after a removal and a short training; empty without the record."""
+    if not (RESULTS / RECOVERY).exists():
+        return ""
+    record = load(RECOVERY)
+    networks, settings = record["networks"], record["settings"]
+    names = [f"{one['network']}, seed {one['seed']}" for one in networks]
+    rows = []
+    for number, entry in enumerate(networks[0]["estimates"]):
+        found = [one["estimates"][number] for one in networks]
+        label = f"{entry['channels']}, {entry['branches']}"
+        if label == PRESENT:
+            label = f"**{label}**"
+        numbers = [[f"{one[when]['correlation']:.2f} / {one[when]['spread']:.1f}" for one in found] for when in WHEN]
+        rows.append([label, *(text for pair in zip(*numbers, strict=True) for text in pair)])
+    parts = [
+        "## Importance and the loss after removal and training",
+        "`benchmarks/recovery.py` removes the least important third, two thirds or 90 % of the channels of each group, or a residual\n"
+        f"branch, and measures the increase of the training loss at once and after {settings['recovery']} training steps (the unpruned network has\n"
+        "as many). A plan chooses between channels and branches, so one unit has to hold for both. *sum*, *root* and *share*: the sum\n"
+        "of the importance over the removed channels, divided by nothing, by the square root of the share of the channels that remain, or by\n"
+        "the share. *exits*: the importance of the last parameters of the branch; *larger*: at least what its channels lose by *share* at\n"
+        f"their minimum widths. In bold what ECC uses; it used *{BEFORE_ROOT}* before. Each entry: rank correlation / ratio of the 90th to\n"
+        "the 10th percentile of measured / predicted, which is 1 for an exact estimate.",
+        table(["channels, branches", *(f"{name}, {title}" for name in names for title in WHEN.values())], rows),
+        f"{sum(len(one['rows']) for one in networks)} removals.",
+        origin(RECOVERY),
     ]
     return "\n\n".join(parts) + "\n\n"

@@ -53,6 +53,7 @@ VARIANTS = {
     "adam_norm": Variant({"importance": "adam_norm"}),
     "admm, adam_norm": Variant({"solver": "admm"}),
     "admm, taylor": Variant({"solver": "admm", "importance": "taylor"}),
+    "root": Variant(),
 }
 
 

@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 
-from ablation_table import ablation_section, importance_section
+from ablation_table import ablation_section, importance_section, recovery_section
 from budget_table import budget_section
 from coverage_table import coverage_now
 from depth_table import depth_section, transformer_section
@@ -284,7 +284,7 @@ where such ratios vary by a few hundredths from call to call.
 
 {origin("step_time_cpu.json")}
 
-{loop_section()}{budget_section()}{small_section()}{ablation_section()}{importance_section()}## Start-up time of the command line
+{loop_section()}{budget_section()}{small_section()}{ablation_section()}{importance_section()}{recovery_section()}## Start-up time of the command line
 
 Medians of {load("startup_time.json")["rounds"]} processes each, interleaved, on a busy machine (load average
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}
