@@ -11,7 +11,8 @@ importance that changes while the network is pruned. `BudgetController` and the 
 only the training is simulated.
 
 Reported: the number of readings, with that of the dense network, and the energy of the result on the device, without
-noise, as a fraction of the budget. `prediction only` is the same without measuring.
+noise, as a fraction of the budget. `prediction only` is the same without measuring. With `--shared`, the runs of a profile
+are a comparison on one device, one after the other, and each knows the readings of those before it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ecc.methods.ecc.constraints import PruningProblem, ResourceConstraints
 from ecc.methods.ecc.planner import WidthPlanner
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
+from ecc.run_records import CostCheck
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 60
@@ -82,7 +84,16 @@ class Grouped:
 
     def __init__(self, model: EnergyModel) -> None:
         self.full_widths = dict(zip(model.groups, model.full_widths, strict=True))
-        self.branches = ()
+        self.groups, self.branches = model.groups, ()
+
+    @property
+    def structure(self) -> Grouped:
+        """What the controller needs of a `StructureSpec`."""
+        return self
+
+    def width_steps(self, multiple: int) -> list[int]:
+        """Every unit is one channel."""
+        return [multiple] * len(self.groups)
 
 
 class SimulatedMethod:
@@ -196,10 +207,24 @@ class Context:
 
 
 def run(
-    model: EnergyModel, multiple: int, fraction: float, rng: np.random.Generator, kind: str, options: Any
+    model: EnergyModel,
+    multiple: int,
+    fraction: float,
+    rng: np.random.Generator,
+    device: Device,
+    known: list[CostCheck] | None = None,
 ) -> dict[str, Any]:
-    """One run: the energy of the result as a fraction of the budget, with and without measuring."""
-    device = Device(model, rng, options.error, options.noise, kind)
+    """One run: the energy of the result as a fraction of the budget, with and without measuring.
+
+    Args:
+        model: Of the energy.
+        multiple: Of the widths.
+        fraction: The budget.
+        rng: Of importance.
+        device: Counts the readings.
+        known: Readings of earlier runs, to which those of this run are added; None shares nothing.
+    """
+    before = device.readings
     full = dict(zip(model.groups, model.full_widths, strict=True))
     limit = fraction * device.energy(full)
     # The drift is known from the measured dense network, as in a real run.
@@ -210,13 +235,16 @@ def run(
         return {}
     context.method = SimulatedMethod(context, rng)
     found["prediction_only"] = device.energy(context.method.propose([start]) or full) / limit
-    controller: Any = BudgetController(context.method, context, [limit], device.measure)  # type: ignore[arg-type]
+    simulated: Any = context
+    controller = BudgetController(simulated.method, simulated, [limit], device.measure, known or ())
     controller.run(lambda _: None)
     found["result"] = device.energy(context.named_widths()) / limit
     found["reading"] = controller.checks[-1].measured["energy"] / limit
     found["is_met"] = controller.is_met
     found["note"] = controller.note
-    found["readings"] = device.readings
+    found["readings"] = device.readings - before
+    if known is not None:
+        known += controller.checks
     return found
 
 
@@ -248,6 +276,7 @@ def main() -> None:
     parser.add_argument("--error", type=float, default=0.03, help="Standard deviation of the model's error.")
     parser.add_argument("--devices", nargs="*", default=list(DEVICES), choices=DEVICES)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shared", action="store_true", help="Runs of a profile share a device and their readings.")
     parser.add_argument("--noise", type=float, default=0.003, help="Standard deviation of one reading.")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -257,9 +286,17 @@ def main() -> None:
         model = fit(profile, "physical", allow_drift=True)
         multiple = profile.header.design.width_multiple or 1
         for kind in options.devices:
+            common = Device(model, np.random.default_rng(options.seed), options.error, options.noise, kind)
+            known: list[CostCheck] = []
             for fraction in options.budgets:
                 begin, rng = time.perf_counter(), np.random.default_rng(options.seed)
-                rows = [run(model, multiple, fraction, rng, kind, options) for _ in range(options.runs)]
+                rows = []
+                for _ in range(options.runs):
+                    if options.shared:
+                        rows.append(run(model, multiple, fraction, rng, common, known))
+                    else:
+                        device = Device(model, rng, options.error, options.noise, kind)
+                        rows.append(run(model, multiple, fraction, rng, device))
                 if not (rows := [row for row in rows if row]):
                     continue
                 label = f"{name} {fraction:.0%} {kind}"
@@ -274,6 +311,7 @@ def main() -> None:
         "environment": machine(commit=commit()),
         "error": options.error,
         "noise": options.noise,
+        "shared": options.shared,
         "result": summary([row["result"] for row in every]),
         "reading": summary([row["reading"] for row in every]),
         "prediction_only": summary([row["prediction_only"] for row in every]),

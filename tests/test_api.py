@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ecc
-from ecc.api import optimizer_factory
 from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter, UntraceableModel
 from ecc.measure import Profile
+from ecc.methods.optimizers import optimizer_factory
 from ecc.zoo import find_task
 from methods.jobs import digits_model
 

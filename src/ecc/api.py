@@ -7,7 +7,6 @@ resumes. `compress_task` does the same for a `Task`; the command line uses it.
 
 from __future__ import annotations
 
-import inspect as signatures
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from ecc.measure import EnergySource
 from ecc.measure.remote.client import InstalledSpec
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.base import can_remove_branches, check_method
+from ecc.methods.optimizers import optimizer_factory
 from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
 from ecc.methods.several_budgets import StageFactory, budget_stages, check_several, make_front
@@ -516,49 +516,6 @@ def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWor
 
 
 # ---------------------------------------------------------------- optimizer
-
-
-def optimizer_factory(optimizer: Any, lr: float | None = None) -> OptimizerFactory | None:
-    """What `optimizer=` of `compress` means: a function from parameters to an optimizer; None for Adam.
-
-    Args:
-        optimizer: None, a class, an optimizer with one parameter group, or a function.
-        lr: Learning rate in place of that of the optimizer.
-
-    Raises:
-        EccError: If it is something else; or later, if the function does not return an optimizer.
-    """
-    if optimizer is None:
-        return None
-    make, options = optimizer, {}
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if len(optimizer.param_groups) > 1:
-            raise EccError(
-                f"optimizer has {len(optimizer.param_groups)} parameter groups, which belong to the dense network; "
-                "give a function from parameters to an optimizer instead."
-            )
-        make = type(optimizer)
-        known = signatures.signature(make).parameters
-        options = {key: value for key, value in optimizer.param_groups[0].items() if key in known and key != "params"}
-    elif isinstance(optimizer, type):
-        rate = signatures.signature(optimizer).parameters.get("lr")
-        if rate is not None and rate.default is rate.empty:  # not one of PyTorch's
-            options = {"lr": CompressSettings().lr}
-    if not callable(make):
-        raise EccError(
-            f"optimizer is {type(optimizer).__name__}; give an optimizer class, an optimizer, or a function from "
-            "parameters to an optimizer."
-        )
-
-    def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made = make(parameters, **options)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise EccError(f"optimizer returned {type(made).__name__}; it must return a torch.optim.Optimizer.")
-        for group in made.param_groups:
-            group["lr"] = group["lr"] if lr is None else lr
-        return made
-
-    return build
 
 
 # ---------------------------------------------------------------- inspect

@@ -161,7 +161,7 @@ def test_noisy_readings_near_the_band_are_repeated_and_averaged() -> None:
             factor = 1 + noise * float(torch.randn((), generator=random))
             return MeasuredCost({"energy": factor * true.at(widths)}, "measured", relative_ci)
 
-        control = Control(Ecc(), [wrong_model(graph, 0.9)], [0.5 * true.dense_profiled], measure, "residual")
+        control = Control(Ecc(), [wrong_model(graph, 0.9)], [0.45 * true.dense_profiled], measure, "residual")
         checks = control.run().checks
         return true.at(checks[-1].widths) / control.limits[0], checks
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 
 from ecc.errors import BadFile, EccError
+from ecc.graph import ChannelGraph
+from ecc.measure import MeterInfo, Reading
+from ecc.measure.meter import Measured
 from ecc.methods import CompressSettings
 from ecc.methods.grid import Comparison, GridRun
 from ecc.methods.registry import find_method
 from ecc.options import settings_from
 from ecc.records import read_record
 from ecc.run_records import GridFailure, GridRunInfo, RunSummary
-from ecc.training import Interrupted
+from ecc.training import Interrupted, history_lines
 from methods.jobs import Truth, _graph, noise_batches, true_model, wide_task, wrong_model
 
 ONE: dict[str, Any] = {"methods": ["uniform"], "budgets": ["65%"], "seeds": 1}
@@ -72,6 +76,41 @@ def test_with_the_published_protocol_all_have_the_same_finetuning(tmp_path: Path
     assert find_method("netadapt", published=True).config()["within_prune_steps"] is False
     with pytest.raises(EccError, match="protocol 'fair' is unknown"):
         grid(protocol="fair")
+
+
+class Device(Truth):
+    """A meter of a device, so that its readings are measured and not estimated; other dense costs at each start."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__(true_model(_graph("chain")))
+        self.factor = factor
+
+    def cost(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
+        return replace(super().cost(graph, widths), joules=self.factor * self.energy.at(widths))
+
+    def describe(self) -> MeterInfo:
+        return replace(super().describe(), provenance=Measured())
+
+
+def test_a_run_uses_the_measurements_of_those_before(tmp_path: Path) -> None:
+    """Also if the device has become more expensive: what counts is the cost relative to the dense network."""
+
+    def readings(root: Path, budget: str, factor: float) -> int:
+        meter, one = Device(factor), GridRun("ecc", budget, 0)
+        job = grid(methods=["ecc"], budgets=["65%", "50%"], seeds=1, meter=meter, values={"prune_steps": 40})
+        job.open(root)
+        assert job.run_one(one, root) is None
+        summary = read_record(one.folder(root) / "summary.json", RunSummary)
+        assert summary.label == "measured"
+        assert summary.met
+        assert summary.within_band
+        checks = [line for line in history_lines(one.folder(root)) if line["phase"] == "cost_check"]
+        assert len(checks) == meter.calls  # one for the dense network, none of another run; the last one is repeated
+        return meter.calls
+
+    alone = readings(tmp_path / "alone", "50%", 1.3)
+    readings(tmp_path / "both", "65%", 1.0)
+    assert readings(tmp_path / "both", "50%", 1.3) < alone
 
 
 def test_a_finished_comparison_can_be_extended(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ class BudgetController:
         context: Its `targets` are corrected.
         limits: The budgets, each in the unit of its cost.
         measure: Measured cost of given widths; see `CostEvaluator`.
+        known: Measurements of earlier runs with the same network and models. With them, fewer networks have to be
+            measured.
         band: Tolerance band of the result, as fractions of the budget.
     """
 
@@ -94,10 +96,11 @@ class BudgetController:
         context: PruningContext,
         limits: Sequence[float],
         measure: Callable[[Mapping[str, int]], MeasuredCost],
+        known: Sequence[CostCheck] = (),
         band: tuple[float, float] = TOLERANCE_BAND,
     ) -> None:
         self._method, self._context, self._limits, self._measure = method, context, tuple(limits), measure
-        self._band = band
+        self._known, self._band = list(known), band
         self.checks: list[CostCheck] = []
         """All measurements; the last one is that of the result."""
         self.is_met = False
@@ -191,6 +194,10 @@ class BudgetController:
         first = self._propose(self._context.targets)
         if first is None:
             return False
+        if self._known and self._next_checkpoint == 0 and progress < CHECKPOINTS[1] and not self._is_dense(first):
+            self._next_checkpoint = 1  # the targets are corrected without measuring
+            self._context.targets = [HEADROOM * target for target in self._corrected(first)]
+            return True
         readings = READINGS[self._next_checkpoint]
         while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
             readings = max(readings, READINGS[self._next_checkpoint])  # a short schedule passes several at once
@@ -236,7 +243,7 @@ class BudgetController:
         candidates = {_key(first): (first, list(self._context.targets))}
         found: list[_Bracket] = []
         while len(found) < readings:
-            if self.checks and len(found) < 2:
+            if self._readings and len(found) < 2:
                 candidates = self._proposals(first)  # around corrected targets
             neighbours = self._neighbours(found)
             measured = {_key(check.widths) for check in self.checks if check.step == self.steps}
@@ -284,6 +291,11 @@ class BudgetController:
                 break
         return []
 
+    @property
+    def _readings(self) -> list[CostCheck]:
+        """All measurements, those of earlier runs first."""
+        return [*self._known, *self.checks]
+
     def _top(self, check: CostCheck) -> float:
         """Largest accepted ratio of a measurement."""
         return self._band[1] - safety_margin(check.relative_ci)
@@ -294,7 +306,7 @@ class BudgetController:
         Args:
             relative_ci: Of the measurement; by default what is expected of the next one, after it was repeated.
         """
-        if relative_ci is None and self.checks and (relative_ci := self.checks[-1].relative_ci) is not None:
+        if relative_ci is None and self._readings and (relative_ci := self._readings[-1].relative_ci) is not None:
             relative_ci = min(relative_ci, max(CONFIRMED_CI, relative_ci / math.sqrt(MAX_CONFIRMATIONS)))
         margin = safety_margin(relative_ci)
         low, top = self._band[0] + margin / 3, self._band[1] - margin
@@ -306,9 +318,9 @@ class BudgetController:
         predicted = [self._context.predicted(widths) for widths, _ in candidates]
         below_low, below_top, ratios = np.ones(len(candidates)), np.ones(len(candidates)), np.zeros(len(candidates))
         for cost, limit in zip(self._context.costs, self._limits, strict=True):
-            error, deviation = estimate_errors(self.checks, cost.resource, [widths for widths, _ in candidates])
+            error, deviation = estimate_errors(self._readings, cost.resource, [widths for widths, _ in candidates])
             ratio = np.log([one[cost.resource] / limit for one in predicted]) + error
-            is_exact = bool(self.checks) and cost.resource not in self.checks[-1].measured
+            is_exact = bool(self._readings) and cost.resource not in self._readings[-1].measured
             below_low *= _normal_cdf((np.log(low) - ratio) / deviation)
             below_top *= _normal_cdf((np.log(self._band[1] if is_exact else top) - ratio) / deviation)
             ratios = np.maximum(ratios, np.exp(ratio))
@@ -318,7 +330,7 @@ class BudgetController:
     def _proposals(self, first: Mapping[str, int]) -> dict[tuple[int, ...], _Candidate]:
         """Different proposals of the method, for targets around corrected ones."""
         found, centre = {}, self._corrected(first)
-        is_exact = [cost.resource not in self.checks[-1].measured for cost in self._context.costs]
+        is_exact = [cost.resource not in self._readings[-1].measured for cost in self._context.costs]
         for distance in dict.fromkeys(sign * distance for distance in CANDIDATES for sign in (1, -1)):
             targets = [one if exact else one * (1 + distance) for one, exact in zip(centre, is_exact, strict=True)]
             widths = self._propose(targets)
@@ -331,8 +343,8 @@ class BudgetController:
         *_, aim = self._aim()
         found = []
         for cost, limit in zip(self._context.costs, self._limits, strict=True):
-            if cost.resource in self.checks[-1].measured:
-                error, _ = estimate_errors(self.checks, cost.resource, [widths])
+            if cost.resource in self._readings[-1].measured:
+                error, _ = estimate_errors(self._readings, cost.resource, [widths])
                 found.append(aim * limit / float(np.exp(error[0])))
             else:
                 found.append(limit)  # an exact cost has its budget as target
@@ -481,6 +493,7 @@ class BudgetController:
             "prune_again": self._prune_again,
             "is_met": self.is_met,
             "note": self.note,
+            "known": to_builtins(self._known),
             "checks": to_builtins(self.checks),
             "brackets": to_builtins([self._below, self._above, self._chosen]),
             "method": self._method.state_dict(),
@@ -492,7 +505,9 @@ class BudgetController:
         self._context.targets = [float(target) for target in state["targets"]]
         self._next_checkpoint, self._prune_again = int(state["next_checkpoint"]), bool(state["prune_again"])
         self.is_met, self.note = bool(state["is_met"]), str(state["note"])
-        self.checks = from_builtins(state["checks"], list[CostCheck], "the checkpoint")
+        self._known, self.checks = (
+            from_builtins(state[name], list[CostCheck], "the checkpoint") for name in ("known", "checks")
+        )
         self._below, self._above, self._chosen = from_builtins(
             state["brackets"], list[_Bracket | None], "the checkpoint"
         )

@@ -133,6 +133,9 @@ class Compression(CompressionRunner):
         """Whether to write `PRUNED_FILE`."""
         self.finetunes_unused = True
         """Whether fine-tuning gets the pruning steps that the method does not use."""
+        self.known_checks: Sequence[tuple[Mapping[str, float], CostCheck]] = ()
+        """Measurements of other runs with the same network, energy models and meter, each with the costs of the dense
+        network in that run."""
         self.method = find_method(method) if isinstance(method, str) else method
         models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
         self.energy_models = {model.resource: model for model in models}
@@ -286,7 +289,8 @@ class Compression(CompressionRunner):
             training=start_training,
         )
         method.start(context)
-        controller = self._controller = BudgetController(method, context, self.limits, measure)
+        known = [_known_check(check, then, self._dense.amounts, context) for then, check in self.known_checks]
+        controller = self._controller = BudgetController(method, context, self.limits, measure, known)
         if resumed_in == "prune":
             self._resume_pruning(controller, context)
         steps = f", {self.settings.prune_steps} steps" if has_schedule(method) else ""
@@ -517,6 +521,14 @@ class Compression(CompressionRunner):
             cost = si(row.result / (tokens or 1), row.unit) + ("" if tokens is None else " per token")
             parts.append(f"{name} {cost} ({row.label}), {row.result / row.limit:.1%} of the budget")
         return f"step {check.step}: {'; '.join(parts)}"
+
+
+def _known_check(
+    check: CostCheck, dense: Mapping[str, float], now: Mapping[str, float], context: PruningContext
+) -> CostCheck:
+    """A measurement of another run as it would be in this one: relative to the dense network it stays the same."""
+    measured = {name: amount * now[name] / dense[name] for name, amount in check.measured.items()}
+    return replace(check, measured=measured, predicted=context.predicted(check.widths))
 
 
 class _TrainingSteps(Iterator[int]):

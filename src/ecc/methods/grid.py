@@ -26,11 +26,11 @@ from ecc.constants import PROTOCOLS, RUN_PROFILE, SCRATCH, WORKLOAD_PROFILES
 from ecc.energy import EnergyModel
 from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
-from ecc.records import read_record, write_record
-from ecc.run_records import GridFailure, GridRunInfo
+from ecc.records import from_builtins, read_record, write_record
+from ecc.run_records import CostCheck, GridFailure, GridRunInfo, RunSummary
 from ecc.settings import CompressSettings
 from ecc.task import Task
-from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
+from ecc.training import BatchStream, Interrupted, history_lines, load_state, open_run, save_state, train
 
 from .base import Method, check_needs_held_out
 from .baselines.scratch import Scratch
@@ -250,6 +250,7 @@ class Comparison:
             method=self._method(one, root),
         )
         job.finetunes_unused = self.protocol == "equal"
+        job.known_checks = self._known_checks(root)
         job.run(folder)
         result = GridRunInfo(
             **asdict(one),
@@ -259,6 +260,21 @@ class Comparison:
         )
         one.failure_file(root).unlink(missing_ok=True)  # before the run counts as finished
         write_record(folder / "cell.json", result)
+
+    def _known_checks(self, root: Path) -> list[tuple[dict[str, float], CostCheck]]:
+        """All measurements of the finished runs, each with the costs of the dense network in its run.
+
+        Only those of a meter: an analytic platform takes no time, and its results depend on no other run.
+        """
+        found = []
+        unfinished = self.unfinished(root)
+        for folder in (one.folder(root) for one in self.runs if one not in unfinished):
+            summary = read_record(folder / "summary.json", RunSummary)
+            if summary.label == "measured":
+                dense = {name: pair.dense for name, pair in summary.measured.items()}
+                checks = (line for line in history_lines(folder) if line["phase"] == CostCheck.phase)
+                found += [(dense, from_builtins(line, CostCheck, folder / "history.jsonl")) for line in checks]
+        return found
 
     def _method(self, one: GridRun, root: Path) -> Method:
         first = self.prerequisite(one)

@@ -15,7 +15,7 @@ BLOCK = 8
 SAFETY_MARGIN = (0.002, 0.015)
 """Smallest and largest safety margin, as a fraction of the budget."""
 
-_COMMON_ERROR, _GROUP_ERROR = 0.1, 0.04  # standard deviations; see `estimate_errors`
+_COMMON_ERROR, _GROUP_ERROR = 0.3, 0.04  # standard deviations; see `estimate_errors`
 
 
 def estimate_errors(

@@ -9,7 +9,7 @@ from .distributed import DistributedContext, find_distributed
 from .history import Histories, History, Logger, Loggers, TensorBoardLogger
 from .loop import Diverged, OnStep, OptimizerLike, StepInfo, Training, TrainResult, fused_on_gpu, train
 from .rng import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
-from .run_dir import RunDir, RunInUse, open_run
+from .run_dir import RunDir, RunInUse, history_lines, open_run
 from .signals import Interrupted, StopRequests
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "find_distributed",
     "fork_rng",
     "fused_on_gpu",
+    "history_lines",
     "load_state",
     "open_run",
     "rng_state",

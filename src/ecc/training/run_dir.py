@@ -130,8 +130,7 @@ class RunDir:
         Raises:
             BadFile: If a line is damaged.
         """
-        lines = _parsed_lines(self.path / "history.jsonl")
-        return (line for line, _ in islice(lines, self._lines if self.writes else None))
+        return islice(history_lines(self.path), self._lines if self.writes else None)
 
     def finish(self, summary: Any) -> None:
         """Write the result, a record such as `RunSummary`. From now on the run is finished."""
@@ -351,6 +350,15 @@ def _close_locks_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks_in_child)
+
+
+def history_lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """The history of a run that another process may own, read one line at a time.
+
+    Raises:
+        BadFile: If a line is damaged.
+    """
+    return (line for line, _ in _parsed_lines(folder / "history.jsonl"))
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
