@@ -8,6 +8,7 @@ from paired import paired_interval
 from result_tables import RESULTS, load, origin, table
 
 BEFORE, AFTER, SEVERAL = "budget_loop_before.json", "budget_loop.json", "several_budgets.json"
+SHARED = "budget_loop_shared.json"
 WITHIN_GOAL = 0.95
 READINGS_GOAL = (8, 14)  # mean and largest number in a run
 BATCHES_GOAL, POINTS_GOAL = 2.2, 0.3
@@ -20,12 +21,13 @@ def budget_section() -> str:
 
 
 def _loop() -> str:
-    before, after = load(BEFORE), load(AFTER)
+    before, after, shared = load(BEFORE), load(AFTER), load(SHARED)
     alone = after["prediction_only"]
     shares = [alone[name] for name in ("within_98_to_100", "above_100", "smallest")]
     lines = [["none: predictions only", "", *(f"{share:.1%}" for share in shares), "", "", ""]]
     for kind in after["by_device"]:
-        lines += [_loop_row(f"{kind}, {name}", one, kind) for name, one in (("before", before), ("now", after))]
+        records = (("before", before), ("now", after), ("now, shared readings", shared))
+        lines += [_loop_row(f"{kind}, {name}", one, kind) for name, one in records]
     found, readings = after["reading"], _readings(after)
     goals = {
         f"at least {WITHIN_GOAL:.0%} of the last readings within 98 to 100 %": found["within_98_to_100"] >= WITHIN_GOAL,
@@ -38,13 +40,15 @@ def _loop() -> str:
 {found["runs"]} simulated runs: the devices differ from the energy model by {after["error"]:.0%} in common and by twice as much
 in the errors of single widths, and a reading has a standard deviation of {after["noise"]:.1%}. These errors are independent,
 or those of kernels: they depend on the block of 8 channels and on the alignment of a width. *Before* is commit
-{before["environment"]["commit"][:7]}, which knew independent errors only. *Reading* is the last
+{before["environment"]["commit"][:7]}, which knew independent errors only. With *shared readings* the runs are a comparison on
+one device, and each knows the readings of those before it. *Reading* is the last
 measurement, *result* the cost without noise. Readings include that of the dense network. Without the loop, with predictions
 only, {alone["above_100"]:.0%} of the results exceed their budget, by up to {alone["largest"] - 1:.0%}. Goals: {_verdicts(goals)}.
 """
     head = ["loop", "reading within 98 to 100 %", "result within 98 to 100 %", "result above 100 %", "smallest result"]
     head += ["readings: mean", "p90", "largest"]
-    return "\n".join([text, table(head, lines), "", origin(AFTER), "", origin(BEFORE), "", ""])
+    origins = [line for name in (AFTER, SHARED, BEFORE) for line in (origin(name), "")]
+    return "\n".join([text, table(head, lines), "", *origins, ""])
 
 
 def _loop_row(name: str, found: dict[str, Any], kind: str) -> list[str]:

@@ -150,6 +150,20 @@ def test_targets_are_corrected_by_the_measured_error_less_a_margin(relative_ci: 
     assert check.measured["energy"] <= (1 - margin) * limits[0] * 1.005
 
 
+class OneProposal(Ecc):
+    """ECC that proposes nothing for other targets than those it has."""
+
+    def propose(self, targets: Sequence[float]) -> dict[str, int] | None:
+        return super().propose(targets) if list(targets) == self._context.targets else None
+
+
+def test_without_proposals_for_corrected_targets_the_present_ones_are_measured() -> None:
+    true, wrong = models("residual", 1.25)
+    controller = Control(OneProposal(), [wrong], [0.5 * true.dense], measure_by(true), "residual").run()
+    assert controller.is_met
+    assert TOLERANCE_BAND[0] <= controller.checks[-1].measured["energy"] / (0.5 * true.dense) <= TOLERANCE_BAND[1]
+
+
 def test_noisy_readings_near_the_band_are_repeated_and_averaged() -> None:
     graph, noise = work_of("residual").graph, 0.01
     true = true_model(graph)

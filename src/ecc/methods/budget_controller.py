@@ -244,7 +244,7 @@ class BudgetController:
         found: list[_Bracket] = []
         while len(found) < readings:
             if self._readings and len(found) < 2:
-                candidates = self._proposals(first)  # around corrected targets
+                candidates = self._proposals(first) or candidates  # around corrected targets, if these can be reached
             neighbours = self._neighbours(found)
             measured = {_key(check.widths) for check in self.checks if check.step == self.steps}
             choices = [one for key, one in {**neighbours, **candidates}.items() if key not in measured]
