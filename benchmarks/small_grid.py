@@ -2,11 +2,15 @@
 
     PYTHONPATH=src python3 benchmarks/small_grid.py --data DATA --out results/small_grid.json
     PYTHONPATH=src python3 benchmarks/small_grid.py --data DATA --out results/small_grid.json --list
+    PYTHONPATH=src python3 benchmarks/small_grid.py --data DATA --out results/small_published.json --protocol published
 
 Tasks: the bundled digits, and a ResNet with three blocks on 16x16 pixels of CIFAR-10 (`ablation.py`). The dense network of
 each seed starts from random weights of its own and is the same for all methods. Every method meets the budget on the same analytic platform,
 with the same batches, learning rate and distillation; what its search does not use is added to its fine-tuning. `uniform` at
 100 % is the dense network with the same training. The test images are scored once, at the end of a cell.
+
+With `--protocol published` the batches of a search are not limited, and all results have the same fine-tuning. NetAdapt then
+trains every candidate, and energy-aware pruning and HALP train after every pass (docs/baselines.md).
 
 Anyone can repeat this grid without a GPU. It has more seeds and more methods than those on a GPU, and shows whether a baseline
 is below uniform pruning, which would point to a fault. It says nothing of large networks.
@@ -25,10 +29,12 @@ import torch
 from ablation import batches_of, build, train
 from cells import Cells, Deadline, Key, add_options, facts_of, print_cells, run_in_turn
 
-from ecc.api import compress_task
+from ecc.constants import PROTOCOLS
 from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
+from ecc.methods import Compression
+from ecc.methods.registry import find_method
 from ecc.settings import make_settings
 from ecc.task import Task, with_batch_size
 
@@ -82,11 +88,14 @@ def run(options: argparse.Namespace, key: Key) -> dict[str, object]:
             "seed": key["seed"],
         },
     )
+    is_published = options.protocol == "published"
+    job = Compression(
+        task, parse_budgets(key["budget"]), [energy], meter=find_meter(options.meter), settings=settings,
+        method=find_method(method.removesuffix("_widths"), published=is_published),
+    )  # fmt: skip
+    job.finetunes_unused = not is_published
     with tempfile.TemporaryDirectory() as folder:
-        result = compress_task(
-            task, parse_budgets(key["budget"]), folder=Path(folder) / "run", meter=options.meter, energy_models=[energy],
-            settings=settings, batch=options.batch, method=method.removesuffix("_widths"), device="cpu",
-        )  # fmt: skip
+        result = job.run(Path(folder) / "run")
     return facts_of(result.summary)
 
 
@@ -113,6 +122,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
     parser.add_argument("--budgets", type=lambda text: text.split(","), help="by default those of the task")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0], help="what is equal for all methods")
     parser.add_argument("--pretrain", type=int, default=500, help="batches of the dense network")
     parser.add_argument("--prune", type=int, default=300)
     parser.add_argument("--finetune", type=int, default=300)
@@ -127,8 +137,11 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     free = ("out", "earlier", "seconds", "only", "again", "list", "data", "methods", "tasks", "budgets", "seeds")
+    if options.protocol == PROTOCOLS[0]:
+        free = (*free, "protocol")  # records of this protocol do not name it
     settings = {name: value for name, value in vars(options).items() if name not in free}
-    header = {"what": "all methods on small networks at equal batches and estimated energy", "settings": settings}
+    equal = "batches" if options.protocol == "equal" else "fine-tuning"
+    header = {"what": f"all methods on small networks at equal {equal} and estimated energy", "settings": settings}
     cells, keys = Cells(options.out, header, options.earlier, options.again, options.only), keys_of(options)
     if options.list:
         print_cells(cells, keys)
