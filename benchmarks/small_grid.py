@@ -136,9 +136,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    free = ("out", "earlier", "seconds", "only", "again", "list", "data", "methods", "tasks", "budgets", "seeds")
+    free = ["out", "earlier", "seconds", "only", "again", "list", "data", "methods", "tasks", "budgets", "seeds"]
     if options.protocol == PROTOCOLS[0]:
-        free = (*free, "protocol")  # records of this protocol do not name it
+        free.append("protocol")  # records of this protocol do not name it
     settings = {name: value for name, value in vars(options).items() if name not in free}
     equal = "batches" if options.protocol == "equal" else "fine-tuning"
     header = {"what": f"all methods on small networks at equal {equal} and estimated energy", "settings": settings}
