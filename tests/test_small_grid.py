@@ -58,3 +58,28 @@ def test_a_cell_meets_its_budget_with_equal_batches() -> None:
     assert found["batches"] == 20
     assert found["met"]
     assert 0.9 < float(str(found["of_budget"])) <= 1
+
+
+def test_the_published_protocol_names_the_batches_of_every_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    assert table.published_sentence() is None
+    cells = [cell("ecc", seed, 0.5) for seed in (0, 1)] + [cell("netadapt", seed, 0.6) for seed in (0, 1)]
+    for one in cells:
+        one["batches"] *= 1 if one["method"] == "ecc" else 5
+    text = table.published_of(record(cells), "source")
+    assert "every result has 4 batches of fine-tuning; ECC\nprunes for 3 batches before." in text
+    assert "Batches in all: netadapt 3,000 to 3,005, ECC 600 to 601." in text
+    assert "45% -10.00 (± 0.00) against netadapt, behind." in text
+    assert table.first_places(cells) == (0, 1, 1)
+
+
+@pytest.mark.slow
+def test_a_published_search_is_not_limited_to_the_pruning_steps() -> None:
+    words = ["--pretrain", "20", "--prune", "12", "--finetune", "8", "--samples", "30", "--protocol", "published"]
+    options = small_grid.parse(["--out", "x.json", *words])
+    found = small_grid.run(options, {"task": "digits", "method": "eap", "budget": "70%", "seed": 0})
+    assert int(str(found["batches"])) > 100
+    found = small_grid.run(options, {"task": "digits", "method": "uniform", "budget": "70%", "seed": 0})
+    assert found["batches"] == 8  # fine-tuning only
