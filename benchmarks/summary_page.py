@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ablation_table import importance_goal
+from budget_loop import reachable
 from evidence_data import AFTER, LOOP, OURS, SHORT, Experiment, all_budgets, experiments, match, share_of
 from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, budget_sentence, goal_rows, main_perplexities
 from llm_table import FIGURES as LLM_FIGURES
@@ -364,7 +365,7 @@ def _record_goals() -> list[Row]:
 
 def _above(loop: dict[str, Any]) -> str:
     """How many simulated results exceed their budget, and how many of these the run itself reports as missed."""
-    above = [row for rows in loop["runs"].values() for row in rows if row["result"] > 1]
+    above = [row for rows in loop["runs"].values() for row in reachable(rows) if row["result"] > 1]
     if not above:
         return "none exceeds it"
     told = sum(not row["is_met"] for row in above)
