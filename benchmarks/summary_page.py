@@ -368,8 +368,8 @@ def _above(loop: dict[str, Any]) -> str:
     above = [row for rows in loop["runs"].values() for row in reachable(rows) if row["result"] > 1]
     if not above:
         return "none exceeds it"
-    told = sum(not row["is_met"] for row in above)
-    return f"{len(above)} {'exceeds' if len(above) == 1 else 'exceed'} it, {told} of these with a message that says so"
+    reported = sum(not row["is_met"] for row in above)
+    return f"{len(above)} {'exceeds' if len(above) == 1 else 'exceed'} it, {reported} of these with a message that says so"
 
 
 def _floors() -> dict[str, float]:
