@@ -52,7 +52,7 @@ def small_sentence() -> str | None:
     places, pairs, compared = first_places(cells)
     return (
         f"On two small networks that a CPU trains in seconds ECC has the highest mean accuracy within the budget at {places} of "
-        f"{pairs} budgets, among {compared} baselines (estimated energy, {len({c['seed'] for c in cells})} seeds)."
+        f"{pairs} budgets, among {compared} baselines (estimated energy, {_seeds(cells)})."
     )
 
 
@@ -64,7 +64,7 @@ def published_sentence() -> str | None:
     places, pairs, compared = first_places(cells)
     return (
         f"On the two small networks ECC has the highest mean within the budget at {places} of {pairs} budgets, among {compared} "
-        f"baselines with as many batches for their search as they need ({len({c['seed'] for c in cells})} seeds)."
+        f"baselines with as many batches for their search as they need ({_seeds(cells)})."
     )
 
 
@@ -146,6 +146,11 @@ def _tables(cells: Cells) -> list[str]:
     return parts
 
 
+def _seeds(cells: Cells) -> str:
+    count = len({cell["seed"] for cell in cells})
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
 def _mean(values: Sequence[float]) -> str:
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}"
@@ -157,7 +162,9 @@ def _entry(cells: Cells, task: str, method: str, budget: str) -> str:
         return ""
     mark = " †" if _over(cells, task, method, budget) else ""
     gap = None if method == OURS[0] else difference(ours, own)
-    return f"{_mean(list(own.values()))}{mark}" + ("" if gap is None else f" ({gap.mean:+.2f} ± {gap.half_width:.2f})")
+    if gap is None or gap.pairs < 2:
+        return f"{_mean(list(own.values()))}{mark}"
+    return f"{_mean(list(own.values()))}{mark} ({gap.mean:+.2f} ± {gap.half_width:.2f})"
 
 
 def _over(cells: Cells, task: str, method: str, budget: str) -> bool:
