@@ -369,7 +369,9 @@ def _above(loop: dict[str, Any]) -> str:
     if not above:
         return "none exceeds it"
     reported = sum(not row["is_met"] for row in above)
-    return f"{len(above)} {'exceeds' if len(above) == 1 else 'exceed'} it, {reported} of these with a message that says so"
+    return (
+        f"{len(above)} {'exceeds' if len(above) == 1 else 'exceed'} it, {reported} of these with a message that says so"
+    )
 
 
 def _floors() -> dict[str, float]:
