@@ -11,7 +11,7 @@ Cells that the output file has already are kept, so that the script can be stopp
 commits can be added by running it with another tree in PYTHONPATH.
 
 Tasks: digits; resnet8 is the CIFAR ResNet with one block in each stage on 16x16 pixels (means of 2x2) of a subset of
-CIFAR-10; NETWORK:DATA is a network of the zoo on a packed data set.
+CIFAR-10, and vit a ViT with four blocks of 64 channels on the same images; NETWORK:DATA is a network of the zoo on a packed data set.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from ablation_variants import VARIANTS, Variant, make_solver
+from depth import ViT
 from machine import commit, machine, write_record
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -43,7 +44,7 @@ from ecc.zoo.resnet_cifar import CifarResNet
 
 EMA_DECAY = 0.98
 SMALL_IMAGES = 3000
-"""Training images of resnet8, without --limit."""
+"""Training images of resnet8 and vit, without --limit."""
 
 
 def batches_of(task: Task, first_epoch: int) -> Iterator[Any]:
@@ -93,6 +94,9 @@ def build(options: Any, seed: int) -> Task:
     torch.manual_seed(seed)
     if network == "resnet8":
         return small_resnet(options.data, options.limit or SMALL_IMAGES)
+    if network == "vit":
+        vit = ViT(width=64, depth=4, heads=4, patch=4, size=16)
+        return small_images("vit", vit, options.data, options.limit or SMALL_IMAGES)
     task = find_task(network)
     for layer in task.model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -102,6 +106,11 @@ def build(options: Any, seed: int) -> Task:
 
 def small_resnet(folder: Path, limit: int, blocks: int = 1) -> Task:
     """A ResNet with three stages of some blocks on small images of CIFAR-10."""
+    return small_images(f"resnet{6 * blocks + 2}", CifarResNet(blocks), folder, limit)
+
+
+def small_images(name: str, model: nn.Module, folder: Path, limit: int) -> Task:
+    """A network on images of CIFAR-10 with 16x16 pixels, which are means of 2x2."""
     from packed import as_packed, packed_data  # needs Pillow
 
     data = packed_data("cifar10", folder)
@@ -111,8 +120,8 @@ def small_resnet(folder: Path, limit: int, blocks: int = 1) -> Task:
         images = F.avg_pool2d(packed.images[:count].float() / 127.5 - 1, 2)
         splits.append(Split(images, packed.labels[:count]))
     return Task(
-        name=f"resnet{6 * blocks + 2}",
-        model=CifarResNet(blocks),
+        name=name,
+        model=model,
         example_input=splits[0].images[:2].clone(),
         loss=F.cross_entropy,
         train_batches=partial(shuffled_batches, splits[0]),
@@ -254,7 +263,7 @@ def main() -> None:
             shown = ("variant", "budget", "seed", "held_out", "test", "cost", "seconds")
             print({key: cells[-1][key] for key in shown}, flush=True)
             steps = {name: getattr(options, name) for name in ("pretrain", "prune", "finetune", "width_multiple")}
-            if options.task == "resnet8":
+            if options.task in ("resnet8", "vit"):
                 steps["images"] = options.limit or SMALL_IMAGES
             write_record(
                 {

@@ -15,7 +15,11 @@ from ecc.methods.registry import SEARCH_STEPS
 FILE, BEFORE, PUBLISHED = "small_grid.json", "small_grid_before.json", "small_published.json"
 """All methods; ECC before a change of what removed channels and branches lose; all methods in the published protocol."""
 OURS = ("ecc", "ecc_widths")
-TITLES = {"digits": "Digits", "resnet8": "ResNet with three blocks on 16x16 pixels of CIFAR-10"}
+TITLES = {
+    "digits": "Digits",
+    "resnet8": "ResNet with three blocks on 16x16 pixels of CIFAR-10",
+    "vit": "ViT with four blocks on 16x16 pixels of CIFAR-10",
+}
 NAMES = {"ecc": "ECC", "ecc_widths": "ECC, widths only"}
 
 Cells = Sequence[dict[str, Any]]
