@@ -1,10 +1,11 @@
-"""The sections of RESULTS.md about budgets, from results/budget_loop*.json and results/several_budgets.json."""
+"""The sections of RESULTS.md about budgets: simulated runs, runs on real devices, several budgets in one run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from budget_loop import reachable
+from budget_runs import budget_runs_section
 from paired import paired_interval
 from result_tables import RESULTS, load, origin, table
 
@@ -15,9 +16,9 @@ BATCHES_GOAL, POINTS_GOAL = 2.2, 0.3
 
 
 def budget_section() -> str:
-    """Both sections; empty as far as the benchmarks have not been run."""
-    parts = [_loop() if (RESULTS / ALONE).exists() else "", _several() if (RESULTS / SEVERAL).exists() else ""]
-    return "".join(parts)
+    """All sections; empty as far as the benchmarks have not been run."""
+    loop = _loop() + budget_runs_section() if (RESULTS / ALONE).exists() else ""
+    return loop + (_several() if (RESULTS / SEVERAL).exists() else "")
 
 
 def _loop() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ablation_table import importance_goal
 from budget_loop import reachable
+from budget_runs import budget_runs_sentence
 from evidence_data import AFTER, LOOP, OURS, SHORT, Experiment, all_budgets, experiments, match, share_of
 from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, budget_sentence, goal_rows, main_perplexities
 from llm_table import FIGURES as LLM_FIGURES
@@ -80,7 +81,8 @@ def _shown(found: list[Experiment], compared: dict[tuple[str, str], tuple[str, I
         f"{sides.count('ahead')} of {len(sides)} comparisons, behind in {sides.count('behind')}, and "
         f"{sides.count('undecided')} are undecided. It is ahead at budgets of {', '.join(tight)}.",
         f"**Budgets on the meter.** MobileNet v1 at half of its energy used {compressed['budget_share_reached']:.1%} of the "
-        f"budget, measured, and lost {compressed['points_lost']:.1f} points. In {loop['result']['runs']} simulated runs with a "
+        f"budget, measured, and lost {compressed['points_lost']:.1f} points. {budget_runs_sentence()} In "
+        f"{loop['result']['runs']} simulated runs with a "
         f"wrong energy model and noisy readings, {loop['result']['within_98_to_100']:.0%} of the results use 98 to 100 % of the "
         f"budget and {_above(loop)}; with predictions alone {loop['prediction_only']['above_100']:.0%} would.",
         f"**Energy model.** Cross-validated errors of {min(means):.1%} to {max(means):.1%} on {len(means)} profiles of the "
