@@ -3,8 +3,9 @@
     PYTHONPATH=src python3 benchmarks/paper_devices.py --data DATA --out results/paper_devices.json
 
 The constants of `platform:jetson-tx2` and `platform:gtx-1080-ti` were solved from the dense energies in the paper, so that these
-agree is no evidence. Evidence is the comparison of AlexNet at random widths with the coefficients that the authors fitted to
-their own measurements on the TX2 (`ecc_alexnet_tx2_bilinear_model.json`), which has 8 layers and one constant. Also: the
+agree is no evidence. AlexNet at random widths is compared with the coefficients that the authors fitted to their own
+measurements on the TX2 (`ecc_alexnet_tx2_bilinear_model.json`). The platform's energies of a MAC and of a byte of weights come
+from them too: this shows how well two constants explain the 8 layers of their model. Also: the
 error of the bilinear and of the default model when they are fitted to the platform, and whether widths alone reach the
 tightest budget that the paper names.
 """

@@ -65,7 +65,8 @@ def _devices() -> str:
         + table(head, rows)
         + f"\n\nAlexNet on the TX2 at {one['samples']} random widths, relative to the dense network: the platform differs from the "
         f"coefficients\nthat the authors fitted to their own measurements by {one['mean_error']:.1%} on average (p90 "
-        f"{one['p90_error']:.1%}), with a rank correlation of {one['rank_correlation']:.4f}.\n\n"
+        f"{one['p90_error']:.1%}), with a rank correlation of {one['rank_correlation']:.4f}. Its energies of a MAC and of a byte "
+        "of weights\ncome from that fit, so this shows how well two constants explain the fit, and nothing of other networks.\n\n"
         f"{origin(DEVICES_FILE)}\n\n"
     )
 
