@@ -515,9 +515,6 @@ def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWor
     return tuple(TokenWorkload(name=name, batch=batch, length=length) for name in WORKLOADS)
 
 
-# ---------------------------------------------------------------- optimizer
-
-
 # ---------------------------------------------------------------- inspect
 
 
