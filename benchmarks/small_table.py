@@ -148,7 +148,7 @@ def published_of(record: dict[str, Any], source: str) -> str:
 
 def _section(title: str, intro: str, cells: Cells, source: str, after: str = "") -> str:
     commits = ", ".join(sorted({str(cell["commit"])[:10] for cell in cells}))
-    parts = [title, intro, *_tables(cells), after, f"Commits of the cells: {commits}.", source]
+    parts = [title, intro, *_tables(cells), _overall(cells), after, f"Commits of the cells: {commits}.", source]
     return "\n\n".join(part for part in parts if part) + "\n\n"
 
 
@@ -170,6 +170,36 @@ def _tables(cells: Cells) -> list[str]:
         )
         parts.append(_against_uniform(cells, task, budgets, methods))
     return parts
+
+
+def _overall(cells: Cells) -> str:
+    """ECC and uniform pruning against every method, over all tasks and budgets; empty for one network of one seed."""
+    methods = sorted({cell["method"] for cell in cells if cell["budget"] != DENSE_BUDGET}, key=METHODS.index)
+    if OURS[0] not in methods or len({(cell["task"], cell["seed"]) for cell in cells}) < 2:
+        return ""
+    rows = []
+    for method in methods:
+        row = [NAMES.get(method, method)]
+        for reference in (OURS[0], "uniform"):
+            found = [] if method == reference else over_budgets(cells, reference, method)
+            gap = paired_interval(found, comparisons=len(methods) - 1) if found else None
+            row.append("" if gap is None else f"{gap}, {gap.side}")
+        rows.append(row)
+    return (
+        "Over all networks and budgets, in points: differences are averaged over the budgets of a network, and networks and seeds "
+        "are the pairs. The\n95 % intervals are wider because there are several methods (Bonferroni).\n\n"
+        + table(["method", "ECC minus method", "uniform minus method"], rows)
+    )
+
+
+def over_budgets(cells: Cells, reference: str, method: str) -> list[float]:
+    """A reference minus a method for each network and seed, the mean over the budgets that both have."""
+    differences: dict[tuple[str, int], list[float]] = {}
+    for task, budget in dict.fromkeys((cell["task"], cell["budget"]) for cell in cells):
+        ours, theirs = scores(cells, task, reference, budget), scores(cells, task, method, budget)
+        for seed in sorted(set(ours) & set(theirs)):
+            differences.setdefault((task, seed), []).append(ours[seed] - theirs[seed])
+    return [statistics.fmean(found) for found in differences.values()]
 
 
 def _batches(cells: Cells) -> str:

@@ -38,8 +38,17 @@ def test_the_table_compares_ecc_with_every_method(tmp_path: Path, monkeypatch: p
     assert "| lcp | 45.50 ± 0.71 † (+5.00 ± 0.00) |" in text
     assert "45% +1.00 (± 0.00) against halp, ahead. Below uniform pruning in the mean: lcp at 45%; beyond" in text
     assert "interval: lcp at 45% (-3.00 ± 0.00)." in text
+    assert "| uniform | +2.00 (± 0.00), ahead |  |" in text  # over all networks and budgets
+    assert "| ECC |  | -2.00 (± 0.00), behind |" in text
     cells += [cell("tp_taylor", seed, 0.6, of_budget=1.2) for seed in (0, 1)]
     assert "against halp, ahead" in table.section_of(record(cells), "source")  # one over its budget is not the best
+
+
+def test_differences_are_averaged_over_the_budgets_of_a_network() -> None:
+    cells = [cell("ecc", 0, 0.5), cell("ecc", 0, 0.6, budget="60%"), cell("ecc", 1, 0.7), cell("ecc", 2, 0.7)]
+    cells += [cell("amc", 0, 0.4), cell("amc", 0, 0.3, budget="60%"), cell("amc", 1, 0.69)]
+    assert table.over_budgets(cells, "ecc", "amc") == pytest.approx([20.0, 1.0])  # seed 2 has no pair
+    assert table._overall(cells[:2]) == ""
 
 
 def test_every_method_has_a_cell_at_every_budget_and_the_dense_network_comes_first() -> None:
