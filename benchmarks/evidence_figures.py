@@ -18,6 +18,8 @@ from ecc.report.chart_parts import COLOURS, OTHER_METHOD, SHAPES, Row, make_char
 PAPER = f"{OURS} (paper)"
 COLUMNS = 3
 SCRATCH = "scratch"
+PANEL: Row = {"width": 260, "height": 150}
+"""Size of a panel of widths."""
 
 
 def draw(found: Experiment, folder: Path) -> list[Path]:
@@ -53,10 +55,11 @@ def drawn(found: Experiment) -> list[str]:
 
 def accuracy(found: Experiment) -> Any:
     """Score against measured joules, after and before tuning: a line a method, mean and range over seeds."""
-    return alt.hconcat(*(_accuracy_panel(found, when) for when in (AFTER, BEFORE)))
+    return alt.hconcat(*(accuracy_panel(found, when) for when in (AFTER, BEFORE)))
 
 
-def _accuracy_panel(found: Experiment, when: str) -> Any:
+def accuracy_panel(found: Experiment, when: str) -> Any:
+    """One of the two."""
     methods = [name for name in drawn(found) if name != SCRATCH or when == AFTER]  # before tuning: random weights
     rows: list[Row] = []
     for method in methods:
@@ -125,24 +128,35 @@ def widths(found: Experiment) -> Any:
     budget, full = middle(found), found.record.get("full_widths", {})
     # scratch has the widths of ECC.
     others = [name for name in drawn(found) if name not in (OURS, SCRATCH) and kept(found, name, budget, full)]
-    title = "channels kept [%]" if full else "channels kept"
-    x = x_axis("group", "group of channels, from the input on")
-    y = y_axis("kept", title, scale=alt.Scale(domain=[0, 100]) if full else alt.Scale(zero=True))
-
-    def rows_of(method: str, budget: str) -> list[Row]:
-        shares = enumerate(kept(found, method, budget, full))
-        return [{"method": method, "budget": budget, "group": group, "kept": share} for group, share in shares]
-
-    rows = [row for one in found.budgets for row in rows_of(OURS, one)]
-    colour = alt.Color("budget", type="ordinal", sort=list(found.budgets), scale=alt.Scale(scheme="viridis"))
-    size: Row = {"width": 260, "height": 150}
-    panels = [make_chart(rows).mark_line().encode(x, y, colour).properties(title=f"{OURS}, all budgets", **size)]
+    panels = [widths_panel(found)]
     for name in others:
-        chart = make_chart([*rows_of(name, budget), *rows_of(OURS, budget)])
+        chart = make_chart([*width_rows(found, name, budget), *width_rows(found, OURS, budget)])
         method_colour, _, dash = encodings([name, OURS])
-        line = chart.mark_line(point=alt.OverlayMarkDef(size=12)).encode(x, y, method_colour, dash)
-        panels.append(line.properties(title=f"{name} beside {OURS}, {budget}", **size))
+        line = chart.mark_line(point=alt.OverlayMarkDef(size=12)).encode(*width_axes(found), method_colour, dash)
+        panels.append(line.properties(title=f"{name} beside {OURS}, {budget}", **PANEL))
     return in_rows(panels, COLUMNS)
+
+
+def widths_panel(found: Experiment) -> Any:
+    """Channels that ECC keeps in each group, at all budgets."""
+    rows = [row for one in found.budgets for row in width_rows(found, OURS, one)]
+    colour = alt.Color("budget", type="ordinal", sort=list(found.budgets), scale=alt.Scale(scheme="viridis"))
+    line = make_chart(rows).mark_line().encode(*width_axes(found), colour)
+    return line.properties(title=f"{OURS}, all budgets", **PANEL)
+
+
+def width_axes(found: Experiment) -> tuple[Any, Any]:
+    """Groups, and channels kept of them."""
+    full = found.record.get("full_widths", {})
+    scale = alt.Scale(domain=[0, 100]) if full else alt.Scale(zero=True)
+    y = y_axis("kept", "channels kept [%]" if full else "channels kept", scale=scale)
+    return x_axis("group", "group of channels, from the input on"), y
+
+
+def width_rows(found: Experiment, method: str, budget: str) -> list[Row]:
+    """The channels that a method keeps at one budget."""
+    shares = enumerate(kept(found, method, budget, found.record.get("full_widths", {})))
+    return [{"method": method, "budget": budget, "group": group, "kept": share} for group, share in shares]
 
 
 def kept(found: Experiment, method: str, budget: str, full: dict[str, int]) -> list[float]:

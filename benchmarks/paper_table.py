@@ -10,6 +10,7 @@ from result_tables import RESULTS, load, origin, table
 
 PAPER_ERROR = 0.03  # "converge to around 0.03"
 DEVICES_FILE = "paper_devices.json"
+FIGURE = "paper-figures-4-to-8.svg"
 COMPARED = ("netadapt", "amc")
 _OPEN = "open: not all runs are there"
 
@@ -29,9 +30,10 @@ def paper_section(folder: Path = RESULTS / "evidence") -> str:
         "## The figures and tables of the paper\n\nThe paper measured a GTX 1080 Ti and a Jetson TX2, with ImageNet and "
         "Cityscapes. Here energy is measured on an NVIDIA H200, with\nlossy copies of Imagenette and CamVid and short "
         "trainings, so conclusions are compared, not numbers. Scores are means over seeds, in\npoints. `benchmarks/energy_fit.py` "
-        "and `benchmarks/write_results.py` draw the figures from the records.\n\n"
+        "and `benchmarks/write_results.py` draw the figures from the records. NetAdapt and AMC were\nrun with the short trainings of version "
+        "0.1, so the figure below has these.\n\n"
         + table(["paper", "its result", "ours", "verdict"], [list(row) for row in rows])
-        + "\n\n"
+        + f"\n\n![Figures 4 to 8 and 11 of the paper](results/figures/{FIGURE})\n\n"
         + _devices()
     )
 

@@ -390,10 +390,12 @@ def write() -> None:
         # Imported here: drawing needs the package and its plotting library, pages without evidence need neither.
         from evidence_figures import main as draw_evidence
         from front_figures import main as draw_fronts
+        from paper_figures import main as draw_paper
 
         LONG.write_text(text, encoding="utf-8")
         draw_evidence()
         draw_fronts()
+        draw_paper()
     else:
         LONG.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""The tables of runs on real devices and of the paper's devices."""
+"""The tables of runs on real devices and of the paper's devices, and the figure in the form of the paper."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import budget_runs
 import paper_devices
+import paper_figures
 import paper_table
 import pytest
 import result_tables
@@ -66,3 +67,14 @@ def test_a_network_of_the_paper_is_compared_with_its_platform(tmp_path: Path, mo
     text = paper_table._devices()
     assert "| MobileNet v1, jetson-tx2 | 0.0487 J | 0.04891 J | 51% |" in text
     assert "by 1.0% on average (p90 2.0%), with a rank correlation of 0.9000." in text
+
+
+def test_the_figure_of_the_paper_has_its_methods_and_panels(tmp_path: Path) -> None:
+    found = paper_figures.draw(paper_figures.FOLDER, tmp_path)
+    assert found is not None
+    text = found.read_text(encoding="utf-8")
+    panels = [title for titles in paper_figures.TITLES.values() for title in titles]
+    assert all(f">{title}<" in text for title in panels)
+    assert all(f">{name}<" in text for name in ("ecc", "netadapt", "amc"))
+    assert ">eap<" not in text
+    assert paper_figures.draw(tmp_path, tmp_path) is None
