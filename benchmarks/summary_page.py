@@ -404,7 +404,8 @@ def _threats(found: list[Experiment]) -> str:
         [
             "The baselines are our implementations and may be weak: NetAdapt had few steps a candidate, AMC short searches.",
             "Each follows its paper in `docs/baselines.md`; Torch-Pruning runs through its own API. E1 to E4 have equal "
-            "batches, not published search costs.",
+            "batches, not published search costs; on small networks each was also run with the search of its paper, "
+            "and these tables name the baselines below uniform pruning.",
         ],
         [
             "Only ECC uses Taylor importance and distillation in some of the recipes.",
