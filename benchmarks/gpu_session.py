@@ -1,6 +1,7 @@
 """One call on a GPU machine: benchmarks in the order of their priority within a number of seconds, all records in one folder.
 
     PYTHONPATH=src python3 benchmarks/gpu_session.py --seconds 585 --folder out --names resnet56 --inputs inputs
+    PYTHONPATH=src python3 benchmarks/gpu_session.py --collect DATA --names e1,e3   # copies what they read into inputs/data
     PYTHONPATH=src python3 benchmarks/gpu_session.py --list                 # cells of results/: done, missing, failed
     PYTHONPATH=src python3 benchmarks/gpu_session.py --check                # exit 1 if a cell lacks a field (make evidence)
 
@@ -12,7 +13,7 @@ restored before the first benchmark. `--earlier` names a folder of records of ea
 them are not repeated.
 
 `inputs` is a folder with what the experiments read: `data` (cifar10.npz, imagenette128.npz and weights), `smollm2`, `minilm`,
-`wikitext2`. An experiment whose inputs are missing is left out. Packages that this Python lacks, such as torch_pruning, are
+`wikitext2`. `--collect` copies those of `data` from another folder. An experiment whose inputs are missing is left out. Packages that this Python lacks, such as torch_pruning, are
 taken from `--vendor` (see `make vendor`), as for `make gpu`.
 """
 
@@ -23,6 +24,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,6 +165,24 @@ def command(
 def missing_inputs(one: Experiment, inputs: Path) -> list[str]:
     """Inputs of an experiment that are not there."""
     return [name for name in one.needs if not (inputs / name).exists()]
+
+
+def collect(experiments: Mapping[str, Experiment], data: Path, inputs: Path) -> float:
+    """Make the folder `data` of the inputs hold what these experiments read and nothing else; its size in MiB.
+
+    Raises:
+        SystemExit: If a file is missing.
+    """
+    needed = sorted(
+        {name.removeprefix("data/") for one in experiments.values() for name in one.needs if "data/" in name}
+    )
+    if absent := [name for name in needed if not (data / name).is_file()]:
+        raise SystemExit(f"{data} has no {', '.join(absent)}")
+    shutil.rmtree(inputs / "data", ignore_errors=True)
+    (inputs / "data").mkdir(parents=True)
+    for name in needed:
+        shutil.copyfile(data / name, inputs / "data" / name)
+    return sum((inputs / "data" / name).stat().st_size for name in needed) / 2**20
 
 
 def run_session(
@@ -314,6 +334,7 @@ def main() -> None:
     parser.add_argument(
         "--more", type=shlex.split, default=[], help="arguments of all benchmarks of the call, such as '--compile yes'"
     )
+    parser.add_argument("--collect", type=Path, help="copy what the experiments read from this folder, and end")
     parser.add_argument("--list", action="store_true", help="print the state of all experiments, and end")
     parser.add_argument("--check", action="store_true", help="the same; exit code 1 if a cell lacks something")
     options = parser.parse_args()
@@ -321,6 +342,9 @@ def main() -> None:
         parser.error(f"unknown experiment {min(unknown)}; choose from {', '.join(EXPERIMENTS)}")
     prepare_path(options.vendor)
     chosen = {name: EXPERIMENTS[name] for name in options.names}
+    if options.collect is not None:
+        print(f"{options.inputs / 'data'}: {collect(chosen, options.collect, options.inputs):.1f} MiB")
+        return
     if options.list or options.check:
         found = [text for name, one in chosen.items() for text in show(name, one, options.earlier, options.inputs)]
         show_grids(options.earlier / "evidence")

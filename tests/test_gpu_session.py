@@ -140,3 +140,19 @@ def test_every_experiment_names_a_script_and_its_options() -> None:
             assert sum(longer.values()) >= 4 * steps
             assert set(options.methods) <= set(METHODS)
     assert sys.executable == words[0]
+
+
+def test_inputs_are_those_of_the_experiments(tmp_path: Path) -> None:
+    data, inputs = tmp_path / "data", tmp_path / "inputs"
+    data.mkdir()
+    chosen = {name: gpu_session.EXPERIMENTS[name] for name in ("e1", "e3")}
+    with pytest.raises(SystemExit, match=r"has no imagenette128.npz, mobilenet_v1_1.0_224.safetensors"):
+        gpu_session.collect(chosen, data, inputs)
+    for name in ("imagenette128.npz", "mobilenet_v1_1.0_224.safetensors", "cifar10.npz"):
+        (data / name).write_bytes(bytes(2**20))
+    (inputs / "data").mkdir(parents=True)
+    (inputs / "data" / "old.npz").touch()
+    assert gpu_session.collect(chosen, data, inputs) == 2.0
+    found = {path.name for path in (inputs / "data").iterdir()}
+    assert found == {"imagenette128.npz", "mobilenet_v1_1.0_224.safetensors"}
+    assert not any(gpu_session.missing_inputs(one, inputs) for one in chosen.values())
