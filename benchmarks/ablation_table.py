@@ -182,7 +182,8 @@ def importance_section() -> str:
         for name, network in record["networks"].items()
         for point, found in network["points"].items()
     ]
-    columns, criteria = [found for _, _, found in points], list(points[0][2])
+    columns = [found for _, _, found in points]
+    criteria = list(dict.fromkeys(name for found in columns for name in found))
     rows = [
         [
             name,
@@ -190,6 +191,8 @@ def importance_section() -> str:
             *(
                 f"{found[one]['correlation']:.2f} / {found[one]['slope_ratio_p90_p10']:.1f} / "
                 f"{found[one]['slope_ratio_max_min']:.1f}"
+                if one in found
+                else ""
                 for one in criteria
             ),
         ]
@@ -210,7 +213,9 @@ def importance_section() -> str:
         "criterion. Each entry: rank correlation over all removals / ratio of the 90th to the 10th percentile of the slopes of\n"
         "the groups / ratio of the largest to the smallest slope. *corrected* is what the solver uses: the variance of the sum\n"
         "of w g, divided by the square root of the share of the channels that remain; *by_share* is divided by the share itself.\n"
-        "*joint* has the covariances of the removed channels, divided by the share.\n"
+        "*joint* has the covariances of the removed channels, divided by the share. *count* is the share of the channels that is\n"
+        "removed: what the number alone predicts. *lamp*, *batch_norm* (scales; where every group has one) and *activation* (weights times\n"
+        "inputs, as Wanda) are from other publications, see the script.\n"
         f"*calibrated* multiplies each group by a factor from other removals on other batches, of each group {removals}:\n"
         f"as many forward passes for each group. {_start(published)}",
         table(["network", "after", *criteria], rows),

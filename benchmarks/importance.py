@@ -12,8 +12,12 @@ sum over the removed channels. Reported for each criterion:
 - slopes: measured / predicted increase of each group (least squares through the origin), as the ratio of the largest to
   the smallest slope, and of the 90th to the 10th percentile.
 
-Criteria: weight_norm (plain norm), adam_norm (the paper's), taylor (mean square of the sum of w g), taylor_mean (absolute
-mean), taylor_variance (variance over batches, as `TaylorImportance`), and
+Criteria: count (share of the channels of the group, the same for all channels: what the number alone predicts), weight_norm
+(plain norm), lamp (squared norm / sum of all that are at least as large in the group: Lee et al., ICLR 2021), batch_norm (scale of
+the batch norm: Liu et al., ICCV 2017; only where every group has one), activation (share of the energy of the consumers'
+outputs, from squared weights times the mean square of their inputs, as Wanda: Sun et al., ICLR 2024), adam_norm (the paper's),
+taylor (mean square of the sum of w g), taylor_mean (absolute mean), taylor_variance (variance over batches, as
+`TaylorImportance`), and
 
 - corrected: taylor_variance, divided by the square root of the share of the channels of the group that remain, as
   `WidthPlanner` does. Behind a batch norm, what remains is scaled up, and the error with it;
@@ -39,7 +43,7 @@ from machine import commit, machine, write_record
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from ecc.graph import ChannelGraph, trace_channels
+from ecc.graph import ChannelGraph, ChannelGroup, trace_channels
 from ecc.methods.ecc.importance import ConsumerSlices, adam_preconditioners
 from ecc.task import Task, split_batch
 from ecc.zoo.registry import find_task
@@ -79,12 +83,88 @@ class Measured:
         return total / len(self._batches)
 
 
+def equal_shares(graph: ChannelGraph) -> Tensor:
+    """1 / width of the group for each channel."""
+    found = torch.zeros(graph.num_channel_ids - 1, dtype=torch.float64)
+    for group in graph.prunable:
+        found[all_of(graph, group)] = 1 / group.width
+    return found
+
+
+def all_of(graph: ChannelGraph, group: ChannelGroup) -> Tensor:
+    """Positions of the channels of a group among all channels."""
+    return indices(graph, (group.name, list(range(group.width))))
+
+
+def lamp(graph: ChannelGraph, norms: Tensor) -> Tensor:
+    """Squared norm of each channel / sum of those in its group that are at least as large."""
+    found = torch.zeros_like(norms)
+    for group in graph.prunable:
+        places = all_of(graph, group)
+        ordered, order = norms[places].sort(descending=True)
+        found[places[order]] = ordered / ordered.cumsum(0).clamp(min=1e-300)
+    return found
+
+
+def batch_norm_scales(model: nn.Module, graph: ChannelGraph) -> Tensor | None:
+    """Mean absolute scale of the batch norms of each channel; None if a group has no batch norm."""
+    norms = {
+        f"{path}.weight": module.weight.detach().abs().double().cpu()
+        for path, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine
+    }
+    found = torch.zeros(graph.num_channel_ids - 1, dtype=torch.float64)
+    for group in graph.prunable:
+        scales = [norms[one.tensor][one.index.cpu()].mean(1) for one in group.slices if one.tensor in norms]
+        if not scales:
+            return None
+        found[all_of(graph, group)] = torch.stack(scales).mean(0)
+    return found
+
+
+class OutputEnergy:
+    """Share of the energy of its consumers' outputs that each channel has, over the forward passes from its creation on."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+        self._graph = graph
+        self._layers = {
+            f"{path}.weight": module
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+        }
+        self._squares: dict[str, Tensor] = {}
+        self._handles = [one.register_forward_pre_hook(self._hook(name)) for name, one in self._layers.items()]
+
+    def _hook(self, name: str) -> Any:
+        def add_squares(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach().double()
+            channels = 1 if isinstance(module, nn.Conv2d) else x.ndim - 1
+            mean = x.square().mean([axis for axis in range(x.ndim) if axis != channels])
+            self._squares[name] = self._squares.get(name, 0.0) + mean.cpu()
+
+        return add_squares
+
+    def finish(self) -> Tensor:
+        """The shares, summed over the consumers of each channel; nothing is observed afterwards."""
+        for handle in self._handles:
+            handle.remove()
+        found = torch.zeros(self._graph.num_channel_ids - 1, dtype=torch.float64)
+        for group in self._graph.prunable:
+            places = all_of(self._graph, group)
+            for one in group.slices:
+                if one.is_consumer and one.axis == 1 and one.tensor in self._squares:
+                    weight = self._layers[one.tensor].weight.detach().double().cpu()
+                    energy = self._squares[one.tensor] * weight.square().transpose(0, 1).flatten(1).sum(1)
+                    found[places] += energy[one.index.cpu()].sum(1) / energy.sum().clamp(min=1e-300)
+        return found
+
+
 def statistics(
     model: nn.Module, graph: ChannelGraph, task: Task, batches: list[Any], optimizer: Any, device: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(batches, channels) sums of w g, and channel importance by every criterion, at fixed weights."""
     assert task.loss is not None
-    slices = ConsumerSlices(model, graph, device)
+    slices, output_energy = ConsumerSlices(model, graph, device), OutputEnergy(model, graph)
     products = []
     for images, targets in map(split_batch, batches):
         model.zero_grad()
@@ -93,15 +173,19 @@ def statistics(
     model.zero_grad()
     stacked = torch.stack(products).double()
     mean, square = stacked.mean(0), stacked.square().mean(0)
-    norms = slices.norms()
-    adam = slices.norms(adam_preconditioners(optimizer, slices.tensors))
-    return stacked, {
-        "weight_norm": norms.double(),
-        "adam_norm": adam.double(),
+    norms, scales = slices.norms().double(), batch_norm_scales(model, graph)
+    found = {
+        "count": equal_shares(graph),
+        "weight_norm": norms,
+        "lamp": lamp(graph, norms.cpu()),
+        "batch_norm": scales,
+        "activation": output_energy.finish(),
+        "adam_norm": slices.norms(adam_preconditioners(optimizer, slices.tensors)).double(),
         "taylor": square,
         "taylor_mean": mean.abs(),
         "taylor_variance": (square - mean.square()).clamp(min=0),
     }
+    return stacked, {name: values for name, values in found.items() if values is not None}
 
 
 def random_removals(
