@@ -57,6 +57,9 @@ def test_every_method_has_a_cell_at_every_budget_and_the_dense_network_comes_fir
     assert keys[0] == {"task": "digits", "method": "uniform", "budget": "100%", "seed": 0}
     assert len(keys) == 2 * (3 + 6 * len(small_grid.METHODS) - 4)
     assert not any((key["task"], key["method"]) in small_grid.EXCLUDED for key in keys)
+    assert any(key["method"] == "ecc_early" for key in keys)
+    published = small_grid.keys_of(small_grid.parse(["--out", "x.json", "--protocol", "published"]))
+    assert not any(key["method"] == "ecc_early" for key in published)
     assert {"task": "digits", "method": "ecc_widths", "budget": "60%", "seed": 1} in keys
 
 
