@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import budget_runs
+import measured_budgets
 import paper_devices
 import paper_figures
 import paper_table
@@ -78,3 +80,12 @@ def test_the_figure_of_the_paper_has_its_methods_and_panels(tmp_path: Path) -> N
     assert all(f">{name}<" in text for name in ("ecc", "netadapt", "amc"))
     assert ">eap<" not in text
     assert paper_figures.draw(tmp_path, tmp_path) is None
+
+
+def test_every_latency_budget_is_met_both_ways_before_the_next_seed() -> None:
+    options = SimpleNamespace(seeds=2, cases=list(measured_budgets.CASES), budgets=["80%", "35%"])
+    keys = measured_budgets.keys_of(options)
+    assert len(keys) == 2 * len(measured_budgets.CASES) * 2 * 2
+    assert [key["loop"] for key in keys[:2]] == list(measured_budgets.LOOPS)
+    assert [key["seed"] for key in keys] == sorted(key["seed"] for key in keys)
+    assert {case.partition("-")[0] for case in measured_budgets.CASES} == set(measured_budgets.BATCH)
