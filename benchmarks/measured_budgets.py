@@ -14,6 +14,7 @@ A machine that other programs use has more noise than the energy counter of a GP
 from __future__ import annotations
 
 import argparse
+import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -106,8 +107,8 @@ def run(options: argparse.Namespace, model: EnergyModel, key: Key) -> dict[str, 
         meter=meter,
         settings=make_settings("default", choices),
     )
-    folder = options.folder / "-".join(str(value) for value in key.values())
-    done = job.run(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        done = job.run(Path(folder) / "run")
     found = facts_of(done.summary) | {"note": done.summary.note, "cost_checks": done.summary.cost_checks}
     found["latency"] = found.pop("joules")
     share = float(key["budget"].rstrip("%")) / 100
@@ -137,23 +138,9 @@ def main() -> None:
     parser.add_argument("--train-steps", type=int, default=120, help="of the dense network of digits")
     parser.add_argument("--turns", type=int, default=20, help="windows of the measurement afterwards")
     parser.add_argument("--profiles", type=Path, default=Path("results/measured_budgets"), help="their folder")
-    parser.add_argument("--folder", type=Path, default=Path("build/measured_budgets"), help="of the runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    free = [
-        "out",
-        "earlier",
-        "seconds",
-        "only",
-        "again",
-        "list",
-        "data",
-        "cases",
-        "budgets",
-        "seeds",
-        "profiles",
-        "folder",
-    ]
+    free = ["out", "earlier", "seconds", "only", "again", "list", "data", "cases", "budgets", "seeds", "profiles"]
     settings = {name: value for name, value in vars(options).items() if name not in free} | {"batch": BATCH}
     header = {"what": "latency budgets on the clock of a CPU, with and without the measured loop", "settings": settings}
     cells, keys = Cells(options.out, header, options.earlier, options.again, options.only), keys_of(options)
