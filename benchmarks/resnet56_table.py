@@ -228,6 +228,17 @@ def front_cells() -> list[dict[str, Any]]:
     return [cell for name in files for cell in load(name)["cells"] if "accuracy" in cell and cell["share_is_met"]]
 
 
+def front_scores(share: float) -> str:
+    """Top-1 accuracy of all methods at one share of the energy, for a sentence; empty if it was not run."""
+    cells = [cell for cell in front_cells() if cell["share"] == share]
+    means = {
+        NAMES[name]: f"{100 * statistics.fmean(cell['accuracy'] for cell in mine):.2f} % ({len(mine)})"
+        for name in NAMES
+        if (mine := [cell for cell in cells if cell["method"] == name])
+    }
+    return ", ".join(f"{name} {text}" for name, text in means.items())
+
+
 def front_section() -> str:
     """A table of methods and shares of the energy; empty without the record of other shares."""
     if not (RESULTS / FRONT).exists():
