@@ -18,6 +18,7 @@ from pathlib import Path
 
 import budget_runs
 import pytest
+import small_table
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = tuple(sorted(path.stem for path in (ROOT / "docs").glob("api*.md")))
@@ -197,6 +198,9 @@ def test_numbers_of_the_readme_are_those_of_the_records() -> None:
     for is_loop in (False, True):
         shares = budget_runs.total(budget_runs.all_runs(), is_loop).shares
         counts.append(f"{sum(share > 1 for share in shares)} of {len(shares)}")
+    gaps = small_table.overall(small_table.load(small_table.FILE)["cells"])
+    ahead = [method for method, gap in gaps.items() if method not in small_table.OURS and gap.side == "ahead"]
+    assert len(ahead) == len(set(gaps) - set(small_table.OURS))
     dense, slim = (100 * run["summary"]["scores"][name] for name in ("dense", "finetuned"))
     for phrase in (
         f"of {totals['networks']} networks of timm and torchvision | [{ecc['exact']}](",
@@ -205,6 +209,7 @@ def test_numbers_of_the_readme_are_those_of_the_records() -> None:
         f"Torch-Pruning {peer}",
         f"uses {100 * run['budget_share_reached']:.1f} % of the budget",
         f"from {dense:.1f} % to {slim:.1f} %",
+        f"ECC is ahead of all {len(ahead)} baselines over all budgets.",
         f"{counts[0]} exceed their budget with predictions alone, and {counts[1]} with measurements during pruning.",
         f"dense model has a perplexity of {language['dense']['perplexity']:.1f}; {'; '.join(halves)}.",
     ):
