@@ -209,7 +209,7 @@ def test_numbers_of_the_readme_are_those_of_the_records() -> None:
         f"Torch-Pruning {peer}",
         f"uses {100 * run['budget_share_reached']:.1f} % of the budget",
         f"from {dense:.1f} % to {slim:.1f} %",
-        f"ECC is ahead of all {len(ahead)} baselines over all budgets.",
+        f"ECC is ahead of all {len(ahead)} baselines on average over the budgets",
         f"{counts[0]} exceed their budget with predictions alone, and {counts[1]} with measurements during pruning.",
         f"dense model has a perplexity of {language['dense']['perplexity']:.1f}; {'; '.join(halves)}.",
     ):
