@@ -286,7 +286,7 @@ where such ratios vary by a few hundredths from call to call.
 
 {loop_section()}{budget_section()}{small_section()}{ablation_section()}{importance_section()}{recovery_section()}## Start-up time of the command line
 
-Medians of {load("startup_time.json")["rounds"]} processes each, interleaved (load average when they began
+Medians of {load("startup_time.json")["rounds"]} processes each, interleaved (load average of five minutes
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}
 
 {startup()}
