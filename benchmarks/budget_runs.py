@@ -45,7 +45,7 @@ class Runs:
 
 
 def all_runs() -> list[Runs]:
-    """All runs with a measured cost: first those without the loop, then those with it."""
+    """Runs with a measured cost: first those without the loop, then those with it."""
     grids = [*experiments(RESULTS / "evidence"), *experiments(RESULTS / "evidence" / SHORT)]
     found = [*_grids(grids), _resnet(), *_single(), _language(), *_latency()]
     return sorted((one for one in found if one.shares), key=lambda one: one.is_loop)
@@ -67,10 +67,12 @@ def budget_runs_section() -> str:
     source = f"\n{origin(LATENCY)}\n" if latency else ""
     return f"""### Runs on real devices
 
-All runs of all methods in `results/` whose cost was measured. Without the loop, the budget is met by the predictions of the cost
+The runs of these experiments whose cost was measured, of all methods. Without the loop, the budget is met by the predictions of the cost
 model, and the result is measured afterwards. With it, the network is measured while it is pruned, and the targets are corrected;
 the reading is that at the end of the run, except for *latency on a CPU*, where other programs used the machine and every result
-was measured anew, longer. In E1 to E4 of version 0.1 (all but E1 and E3 with longer trainings) some runs with a large error were repeated with a better model.
+was measured anew, longer. Other experiments than that one have runs of one kind only, so that the two sums differ in networks and
+methods as well. In E1 to E4 of version 0.1 (all but E1 and E3 with longer trainings) some runs with a large error were repeated
+with a better model.
 
 {table(["experiment", "loop", "runs", "above the budget", "within 98 to 100 %", "of the budget"], rows)}
 {latency}{source}

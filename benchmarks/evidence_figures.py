@@ -59,7 +59,7 @@ def accuracy(found: Experiment) -> Any:
 
 
 def accuracy_panel(found: Experiment, when: str) -> Any:
-    """One of the two."""
+    """Score against measured joules, after or before fine-tuning."""
     methods = [name for name in drawn(found) if name != SCRATCH or when == AFTER]  # before tuning: random weights
     rows: list[Row] = []
     for method in methods:

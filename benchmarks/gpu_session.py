@@ -13,8 +13,8 @@ restored before the first benchmark. `--earlier` names a folder of records of ea
 them are not repeated.
 
 `inputs` is a folder with what the experiments read: `data` (cifar10.npz, imagenette128.npz and weights), `smollm2`, `minilm`,
-`wikitext2`. `--collect` copies those of `data` from another folder. An experiment whose inputs are missing is left out. Packages that this Python lacks, such as torch_pruning, are
-taken from `--vendor` (see `make vendor`), as for `make gpu`.
+`wikitext2`. `--collect` copies those of `data` from another folder. An experiment whose inputs are missing is left out.
+Packages that this Python lacks, such as torch_pruning, are taken from `--vendor` (see `make vendor`), as for `make gpu`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def missing_inputs(one: Experiment, inputs: Path) -> list[str]:
 
 
 def collect(experiments: Mapping[str, Experiment], data: Path, inputs: Path) -> float:
-    """Make the folder `data` of the inputs hold what these experiments read and nothing else; its size in MiB.
+    """Copy what these experiments read into the folder `data` of the inputs; its size in MiB. No file is removed.
 
     Raises:
         SystemExit: If a file is missing.
@@ -178,11 +178,14 @@ def collect(experiments: Mapping[str, Experiment], data: Path, inputs: Path) -> 
     )
     if absent := [name for name in needed if not (data / name).is_file()]:
         raise SystemExit(f"{data} has no {', '.join(absent)}")
-    shutil.rmtree(inputs / "data", ignore_errors=True)
-    (inputs / "data").mkdir(parents=True)
-    for name in needed:
-        shutil.copyfile(data / name, inputs / "data" / name)
-    return sum((inputs / "data" / name).stat().st_size for name in needed) / 2**20
+    folder = inputs / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.samefile(data):
+        for name in needed:
+            shutil.copyfile(data / name, folder / name)
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in needed):
+        print(f"not needed: {', '.join(others)}")
+    return sum(path.stat().st_size for path in folder.iterdir()) / 2**20
 
 
 def run_session(

@@ -53,7 +53,7 @@ BUDGETS = {"digits": ("60%", "45%"), "resnet8": ("45%", "30%"), "vit": ("60%", "
 IMAGES = 12_000
 """Training images of the tasks on CIFAR-10."""
 EXCLUDED = {("vit", "tp_group_norm"), ("vit", "amc"), ("published", "ecc_early")}
-"""Torch-Pruning's global ranking removes all heads of a block, and then leaves the block as it is. AMC evaluates 400 networks,
+"""Methods that are left out for a task or a protocol. Torch-Pruning's global ranking removes all heads of a block, and then leaves the block as it is. AMC evaluates 400 networks,
 which takes longer than all other methods together where layer norms are masked. `ecc_early` has other fine-tuning."""
 DENSE_BUDGET = "100%"
 OLD_SETTINGS = {"protocol": PROTOCOLS[0], "images": IMAGES}

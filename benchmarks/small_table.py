@@ -191,7 +191,8 @@ def _overall(cells: Cells) -> str:
         rows.append([NAMES.get(method, method), *("" if gap is None else f"{gap}, {gap.side}" for gap in gaps)])
     text = (
         "Over all networks and budgets, in points: differences are averaged over the budgets of a network, and networks and seeds "
-        "are the\npairs. The 95 % intervals are wider because there are several methods (Bonferroni)."
+        "are the\npairs. The 95 % intervals are wider because there are several methods (Bonferroni). Methods over their budget (†) are included,\n"
+        "in their favour."
     )
     if "ecc_widths" in methods:
         text += " Only ECC removes branches: *widths only* shows what it gains\nwithout."

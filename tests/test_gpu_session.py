@@ -142,7 +142,7 @@ def test_every_experiment_names_a_script_and_its_options() -> None:
     assert sys.executable == words[0]
 
 
-def test_inputs_are_those_of_the_experiments(tmp_path: Path) -> None:
+def test_inputs_are_those_of_the_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, inputs = tmp_path / "data", tmp_path / "inputs"
     data.mkdir()
     chosen = {name: gpu_session.EXPERIMENTS[name] for name in ("e1", "e3")}
@@ -153,6 +153,8 @@ def test_inputs_are_those_of_the_experiments(tmp_path: Path) -> None:
     (inputs / "data").mkdir(parents=True)
     (inputs / "data" / "old.npz").touch()
     assert gpu_session.collect(chosen, data, inputs) == 2.0
+    assert capsys.readouterr().out == "not needed: old.npz\n"
     found = {path.name for path in (inputs / "data").iterdir()}
-    assert found == {"imagenette128.npz", "mobilenet_v1_1.0_224.safetensors"}
+    assert found == {"imagenette128.npz", "mobilenet_v1_1.0_224.safetensors", "old.npz"}
+    assert gpu_session.collect(chosen, inputs / "data", inputs) == 2.0  # its own source
     assert not any(gpu_session.missing_inputs(one, inputs) for one in chosen.values())
