@@ -14,8 +14,8 @@ sum over the removed channels. Reported for each criterion:
 
 Criteria: count (share of the channels of the group, the same for all channels: what the number alone predicts), weight_norm
 (plain norm), lamp (squared norm / sum of all that are at least as large in the group: Lee et al., ICLR 2021), batch_norm (scale of
-the batch norm: Liu et al., ICCV 2017; only where every group has one), activation (share of the energy of the consumers'
-outputs, from squared weights times the mean square of their inputs, as Wanda: Sun et al., ICLR 2024), adam_norm (the paper's),
+the batch norm: Liu et al., ICCV 2017; only where every group has one), activation (share of the squared
+outputs of the consumers: squared weights times the mean square of their inputs, as Wanda: Sun et al., ICLR 2024), adam_norm (the paper's),
 taylor (mean square of the sum of w g), taylor_mean (absolute mean), taylor_variance (variance over batches, as
 `TaylorImportance`), and
 
@@ -122,8 +122,11 @@ def batch_norm_scales(model: nn.Module, graph: ChannelGraph) -> Tensor | None:
     return found
 
 
-class OutputEnergy:
-    """Share of the energy of its consumers' outputs that each channel has, over the forward passes from its creation on."""
+class OutputShares:
+    """Share of the squared outputs of its consumers that each channel contributes, as if inputs were uncorrelated.
+
+    It observes the forward passes from its creation on.
+    """
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         self._graph = graph
@@ -154,8 +157,8 @@ class OutputEnergy:
             for one in group.slices:
                 if one.is_consumer and one.axis == 1 and one.tensor in self._squares:
                     weight = self._layers[one.tensor].weight.detach().double().cpu()
-                    energy = self._squares[one.tensor] * weight.square().transpose(0, 1).flatten(1).sum(1)
-                    found[places] += energy[one.index.cpu()].sum(1) / energy.sum().clamp(min=1e-300)
+                    squares = self._squares[one.tensor] * weight.square().transpose(0, 1).flatten(1).sum(1)
+                    found[places] += squares[one.index.cpu()].sum(1) / squares.sum().clamp(min=1e-300)
         return found
 
 
@@ -164,7 +167,7 @@ def statistics(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(batches, channels) sums of w g, and channel importance by every criterion, at fixed weights."""
     assert task.loss is not None
-    slices, output_energy = ConsumerSlices(model, graph, device), OutputEnergy(model, graph)
+    slices, output_shares = ConsumerSlices(model, graph, device), OutputShares(model, graph)
     products = []
     for images, targets in map(split_batch, batches):
         model.zero_grad()
@@ -179,7 +182,7 @@ def statistics(
         "weight_norm": norms,
         "lamp": lamp(graph, norms.cpu()),
         "batch_norm": scales,
-        "activation": output_energy.finish(),
+        "activation": output_shares.finish(),
         "adam_norm": slices.norms(adam_preconditioners(optimizer, slices.tensors)).double(),
         "taylor": square,
         "taylor_mean": mean.abs(),

@@ -41,16 +41,16 @@ def test_scales_of_batch_norms_need_one_in_every_group(network: tuple[nn.Module,
     assert importance.batch_norm_scales(plain, trace_channels(plain, torch.randn(2, 2))) is None
 
 
-def test_the_energy_of_outputs_is_that_of_single_inputs(network: tuple[nn.Module, ChannelGraph]) -> None:
+def test_shares_of_squared_outputs_are_those_of_single_inputs(network: tuple[nn.Module, ChannelGraph]) -> None:
     model, graph = network
     (group,) = graph.prunable
-    observed = importance.OutputEnergy(model, graph)
+    observed = importance.OutputShares(model, graph)
     x = torch.randn(5, 2, 4, 4)
     with torch.no_grad():
         model(x)
         hidden = model[:3](x)
-        energies = [float(model[3](hidden * (torch.arange(3) == k).view(1, 3, 1, 1)).square().sum()) for k in range(3)]
+        squares = [float(model[3](hidden * (torch.arange(3) == k).view(1, 3, 1, 1)).square().sum()) for k in range(3)]
     shares = observed.finish()[importance.all_of(graph, group)]
-    assert shares.tolist() == pytest.approx([one / sum(energies) for one in energies], rel=1e-5)
+    assert shares.tolist() == pytest.approx([one / sum(squares) for one in squares], rel=1e-5)
     model(x)
     assert torch.equal(observed.finish()[importance.all_of(graph, group)], shares)  # nothing is observed any more
