@@ -142,7 +142,7 @@ def public_goals(record: dict[str, Any]) -> list[tuple[str, str, bool | None, st
         best = max((float(row[3]) for row in published_near(share) if "400" not in row[4]), default=0.0)
         goal = f"{title}: above the published results, {best:.2f} % (another copy of the data)"
         mean = statistics.fmean(ours.values()) if ours else None
-        text = "" if mean is None else f"{mean:.2f} % ({len(ours)} seeds)"
+        text = "" if mean is None else f"{mean:.2f} % ({len(ours)} {'seed' if len(ours) == 1 else 'seeds'})"
         found.append((goal, text, None if mean is None else mean > best, "the copy of the data is lossy"))
     return found
 

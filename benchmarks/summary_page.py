@@ -195,7 +195,7 @@ def _goals(found: list[Experiment], compared: dict[tuple[str, str], tuple[str, I
     verdicts = {True: "met", False: "**missed**", None: "**open**"}
     lines = [[goal, number, verdicts[is_met], why if is_met is False else ""] for goal, number, is_met, why in rows]
     met, missed, unknown = ([one[2] for one in rows].count(word) for word in (True, False, None))
-    return f"{met} of {len(rows)} goals are met, {missed} are missed, and {unknown} are open: not run yet.\n\n" + table(
+    return f"{met} of {len(rows)} goals are met, {missed} missed and {unknown} not run yet (open).\n\n" + table(
         ["goal", "result", "", "reason if missed"], lines
     )
 
