@@ -333,3 +333,22 @@ def test_goals_of_the_public_table_are_open_met_or_missed() -> None:
     assert found[0][0].startswith("200 epochs, 2.13 times fewer MACs: at least 0.3 points above the dense network")
     assert found[0][1].startswith("+0.35")
     assert found[2][1] == "93.00 % (2 seeds)"
+
+    facts = {"train_loss": 0.07, "params": 400_000, "macs_share": 0.4, "commit": "abc"}
+    public = record([{**one, **facts} for one in cells])
+    public["settings"] |= {"epochs": 200}
+    text = table.section_of(public, 0.389, "source")
+    assert "Goals: 200 epochs, 2.57 times fewer MACs: above the published results, 93.64 % (another copy" in text
+    assert "2.13 times" not in text
+    assert "ends at 0.070" in table.public_goals(public)[0][3]
+
+
+def test_the_section_says_how_far_repeated_measurements_differ() -> None:
+    first, second, other = rows("uniform", 92.0, 92.1, 92.2)
+    for cell, joules, width in ((first, 6.0, 8), (second, 6.3, 8), (other, 9.0, 16)):
+        cell |= {"joules": joules, "widths": {"conv1": width}}
+    assert table.repeated_energy([first, second, other]) == pytest.approx(0.05)
+    found = [*rows("ecc", 93.0), first, second, other]
+    assert "differ by up to 5.0% in energy" in table.section_of(record(found), 0.47, "source")
+    second["joules"] = 6.01
+    assert "in energy" not in table.section_of(record(found), 0.47, "source")
