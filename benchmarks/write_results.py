@@ -11,6 +11,7 @@ import re
 import sys
 
 from ablation_table import ablation_section, importance_section, recovery_section
+from allocation_table import allocation_section
 from budget_table import budget_section
 from coverage_table import coverage_now
 from depth_table import depth_section, transformer_section
@@ -284,7 +285,7 @@ where such ratios vary by a few hundredths from call to call.
 
 {origin("step_time_cpu.json")}
 
-{loop_section()}{budget_section()}{small_section()}{ablation_section()}{importance_section()}{recovery_section()}## Start-up time of the command line
+{loop_section()}{budget_section()}{small_section()}{allocation_section()}{ablation_section()}{importance_section()}{recovery_section()}## Start-up time of the command line
 
 Medians of {load("startup_time.json")["rounds"]} processes each, interleaved (load average of five minutes
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}
