@@ -57,7 +57,7 @@ thorough: $(STAMP)  ## more cases of what test shows on few: minutes
 # Nothing is installed for it: a machine with a GPU may have no way to. Packages that its Python lacks come from wheels.
 GPU_PYTHON ?= $(shell if $(PY) -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; \
   then echo $(PY); else echo $(PYTHON); fi)
-gpu:  ## everything that must hold on a CUDA machine, about seven minutes on an H200; writes results/gpu_acceptance.json
+gpu:  ## everything that must hold on a CUDA machine, about six minutes on an H200; writes results/gpu_acceptance.json
 	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu_acceptance.py --out results/gpu_acceptance.json
 
 evidence: $(if $(SECONDS),,$(STAMP))  ## cells of the GPU experiments: done, missing, failed; checks their fields; SECONDS=585 runs them

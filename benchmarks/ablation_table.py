@@ -154,7 +154,8 @@ def importance_goal() -> tuple[str, str, bool | None, str]:
     met = _points_met(points)
     (ours, slopes), (_, calibrated) = met["corrected"], met["calibrated"]
     return (
-        f"importance: rank correlation at least {CORRELATION_GOAL}, slopes of groups within {SLOPE_GOAL}, at all points",
+        f"importance: rank correlation at least {CORRELATION_GOAL}, measured / predicted loss (slope) within a factor of "
+        f"{SLOPE_GOAL} between groups, at all points",
         f"correlation at {ours} of {len(points)}, slopes at {slopes}",
         ours == slopes == len(points),
         f"with a calibration by measured removals slopes are within {SLOPE_GOAL} at {calibrated}; it made no difference beyond "

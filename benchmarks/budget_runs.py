@@ -92,7 +92,7 @@ def budget_runs_sentence() -> str:
     if len(both) == 2:
         above = [sum(share > 1 for share in shares) for shares in both]
         text += (
-            f"; where the same runs were made both ways, {above[0]} and {above[1]} of {len(both[0])} (latency on a CPU)"
+            f"; of {len(both[0])} runs that were made both ways (latency on a CPU), {above[0]} and {above[1]} exceed it"
         )
     return f"{text}."
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from ecc.methods.budget_controller import CHECKPOINTS
+
 ROOT = Path(__file__).resolve().parent.parent
 GREY, TEXT = "#5f6b73", "#1f2a30"
 KINDS = {
@@ -105,7 +107,7 @@ def cnn() -> Drawing:
     """A residual block of a CNN."""
     d = Drawing(640, 430, "Prunable units of a residual block of a CNN")
     d.text(320, 24, "Residual block of a CNN", size=15)
-    d.unit(250, 40, "width", "trunk: all layers that add to it lose the same channels")
+    d.unit(250, 40, "width", "residual width: all layers that add to it lose the same channels")
     d.line((250, 54), (250, 92))
     d.branch(120, 96, 500, 222, "removable branch")
     d.box(250, 104, "conv1 + batch norm")
@@ -227,7 +229,7 @@ def budget() -> Drawing:
     d.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
     d.parts.append(f'<path d="M{left},{limit - 4} H690" stroke="{KINDS["branch"][0]}" stroke-dasharray="6 4"/>')
     d.text(left + 8, limit - 10, "budget", size=12, colour=KINDS["branch"][0], anchor="start")
-    for fraction in (0.25, 0.5, 0.75, 1.0):
+    for fraction in CHECKPOINTS[:-1]:
         x, y = curve[round(40 * fraction)]
         d.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{TEXT}"/>')
     d.text(300, 92, "● the planned final widths are measured,", size=12, anchor="start")

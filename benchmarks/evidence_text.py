@@ -76,7 +76,7 @@ def about(found: Experiment) -> str:
     facts += [f"dense with the same training: {shown(trained)} ({len(found.dense_trained())} seeds)"] if trained else []
     facts += [f"{min(joules):.3g} to {max(joules):.3g} J per batch, {found.labels}"] if joules else []
     facts += (
-        [f"mean cross-validated error of the energy model {record['fit']['mean']:.2%}"]
+        [f"mean cross-validated error of the energy model of these runs {record['fit']['mean']:.2%}"]
         if "mean" in record.get("fit", {})
         else []
     )

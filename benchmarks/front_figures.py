@@ -14,7 +14,7 @@ import altair as alt
 from llm_table import FIGURES as LLM_FIGURES
 from llm_table import FILE as LLM_FILE
 from plotting import GREY, save_figure, scale_of
-from resnet56_table import FRONT_FIGURE, front_cells
+from resnet56_table import FRONT_FIGURE, energy_shares, front_cells
 from result_tables import RESULTS, load
 
 from ecc.report.chart_parts import COLOURS, Row, make_chart, x_axis, y_axis
@@ -70,12 +70,11 @@ def resnet56_figure(folder: Path) -> Path | None:
     dense = [cell for cell in cells if cell["share"] == 1]
     if not dense:
         return None
-    joules = statistics.fmean(cell["joules"] for cell in dense if "joules" in cell)
     rows: list[Row] = []
     for method, share in dict.fromkeys((cell["method"], cell["share"]) for cell in cells if cell["share"] < 1):
-        mine = [cell for cell in cells if (cell["method"], cell["share"]) == (method, share) and "joules" in cell]
-        if mine:
-            energy = 100 * statistics.fmean(cell["joules"] for cell in mine) / joules
+        mine = [cell for cell in cells if (cell["method"], cell["share"]) == (method, share)]
+        if shares := energy_shares(mine, cells):
+            energy = 100 * statistics.fmean(shares)
             score = 100 * statistics.fmean(cell["accuracy"] for cell in mine)
             rows.append({"method": RESNET_NAMES[method], "share": energy, "score": score})
     x = x_axis("share", "joules, % of dense (measured)", scale=alt.Scale(zero=False))

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python3 benchmarks/precision_layers.py --out results/precision_layers.json
 
-The dense digits network is trained once and quantised to int8. Then each layer alone is left in fp32. Its cost is the latency of that
+The dense digits network is trained once and quantized to int8. Then each layer alone is left in fp32. Its cost is the latency of that
 file relative to the int8 file, measured in turns; its gain is the change of the output error, relative to fp32 outputs on test images.
 The layers that gain most per cost are left in fp32 together until their costs add up to a budget, and that file is measured anew.
 Latency is CPU time of one thread.

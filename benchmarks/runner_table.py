@@ -230,7 +230,7 @@ def _precision(found: dict[str, Any]) -> str:
     ]
     return f"""## Precision and pruning under the same latency budget
 
-The digits network with onnxruntime on a CPU, batch {found["batch"]}, {found["label"]}: pruned in fp32, quantised to int8, or both.
+The digits network with onnxruntime on a CPU, batch {found["batch"]}, {found["label"]}: pruned in fp32, quantized to int8, or both.
 
 {table(["budget", "way", "ms per batch", "of dense", "accuracy"], lines)}
 

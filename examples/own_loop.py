@@ -66,7 +66,7 @@ def main() -> None:
             solver.step()
             solver.zero_grad()
         schedule.step()
-        share = float(solver.cost[0]) / energy.dense
+        share = float(solver.cost[0]) / energy.dense_profiled
         print(f"epoch {epoch}: {share:.0%} of the dense energy ({energy.label}), widths {list(solver.widths.values())}")
 
     small = ecc.slim(model.eval(), graph)

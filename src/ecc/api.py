@@ -1,8 +1,8 @@
 """`compress` and `inspect`: the whole of ECC in one call each.
 
 `compress` traces the network, measures it at many widths (`profile`), fits an energy model (`fit`), prunes during
-training, finetunes the slim network, and measures the result. All files go into one run folder; the same call again
-resumes. `compress_task` does the same for a `Task`; the command line uses it.
+training, measures the final widths, and finetunes the slim network. All files go into one run folder; the same call
+again resumes. `compress_task` does the same for a `Task`; the command line uses it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ def compress(
     """Prune a network during training until its measured cost meets the budget.
 
     A budget on energy or latency is measured: the network is profiled at many widths, an energy model is fitted, and
-    the result is measured again. Budgets on MACs, parameters and bytes are counted and need no meter.
+    the final widths are measured before the network is pruned to them. Budgets on MACs, parameters and bytes are
+    counted and need no meter.
 
     Args:
         model: The trained dense network. It is left unchanged.

@@ -192,13 +192,15 @@ class CompressSettings:
     )
     min_width_ratio: float = option(MIN_WIDTH_RATIO, "Minimum fraction of channels kept in each group.", range=(0, 1))
     width_multiple: int | None = option(
-        None, "Layers have multiples of so many channels; as in the profile if not given.", range=(1, None)
+        None, "Prune layers to multiples of this number of channels. Default: that of the profile.", range=(1, None)
     )
     uniform_floor: float = option(
         0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
     )
     depth: bool = option(
-        True, "Allow that residual branches are removed entirely, by methods that can (ecc with solver scheduled)."
+        True,
+        "Allow that residual branches are removed entirely, by methods that can: ecc with solver scheduled, one_shot, "
+        "shortgpt, 2ssp.",
     )
     solver: str = option(
         "scheduled",
@@ -211,7 +213,10 @@ class CompressSettings:
         metavar="RUNNER",
     )
     inference_precision: Precision | None = option(
-        None, "Precision of the measurements; fp32 if not given.", choices=get_args(Precision)
+        None,
+        "Precision of the measurements. Default: that of the energy model, bf16 for language models on a GPU, else "
+        "fp32.",
+        choices=get_args(Precision),
     )
     inference_channels_last: bool = option(False, "Use the channels-last memory format in the measurements.")
     paper_constants: PaperSettings = field(default_factory=PaperSettings)

@@ -208,6 +208,17 @@ def test_errors_name_options_as_they_are_typed(folder: Path) -> None:
     assert "--depth (reaches" in result.stderr
 
 
+def test_depth_is_refused_for_methods_that_remove_no_branches(folder: Path) -> None:
+    refused = ecc(
+        "compress", "digits", "--budget", "macs=50%", "-o", "run", "--method", "uniform", "--no-depth", *SHORT
+    )
+    assert refused.exit_code == 2
+    assert "--depth is a setting of methods that remove residual branches" in refused.stderr
+    other = ecc("compress", "digits", "--budget", "macs=1%", "-o", "run", "--method", "one_shot", "--no-depth", *SHORT)
+    assert other.exit_code == 2
+    assert "--depth (reaches" in other.stderr  # accepted, and then the budget is refused
+
+
 @pytest.mark.parametrize("verb", ["compress --budget 50% -o run", "compare --budgets 50% -o run --methods uniform"])
 def test_a_task_without_training_data_is_refused_before_a_meter_is_opened(verb: str, folder: Path) -> None:
     name, *words = verb.split()

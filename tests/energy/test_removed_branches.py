@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ecc.budget import parse_budget
+from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import counted_cost
 from ecc.energy.model import EnergyModel, fit
 from ecc.errors import BadFile, InfeasibleBudget
@@ -16,6 +18,7 @@ from ecc.measure import Profile, profile
 from ecc.measure.design import sample_widths
 from ecc.measure.meters.platform import Platform
 from ecc.methods.feasibility import check_feasibility, refuse_infeasible
+from ecc.report import terminal
 from graph.branch_nets import NETWORKS, built
 
 PLATFORM = Platform("jetson-tx2")
@@ -132,6 +135,18 @@ def test_width_0_is_refused_for_a_group_outside_branches(graph: ChannelGraph, tm
     (tmp_path / "b.profile").write_text("\n".join([*lines[:2], lines[2].replace(old, new), *lines[3:]]) + "\n")
     with pytest.raises(BadFile, match="do not fit"):
         Profile.load(tmp_path / "b.profile")
+
+
+def test_budgets_of_the_fit_report_count_removed_branches(graph: ChannelGraph, model: EnergyModel) -> None:
+    wide, deep = (terminal.min_cost(model, depth=depth) / model.dense_profiled for depth in (False, True))
+    assert deep < 0.7 * wide
+    (found,) = check_feasibility(graph, [model], [model.dense], min_width_ratio=MIN_WIDTH_RATIO, width_multiple=1)
+    assert deep == pytest.approx(found.min_cost / model.dense_profiled)  # what ecc compress finds
+    text = terminal.reachable_budgets(model)
+    assert f"Reachable budgets: {deep:.0%} to 100%, with --no-depth {wide:.0%} to 100%." in text
+    assert terminal.check_budget(model, parse_budget(f"{50 * (wide + deep):.0f}%"))[0]
+    is_reachable, sentence = terminal.check_budget(model, parse_budget("0.01%"))
+    assert not is_reachable and "in every group and without residual branches it still uses" in sentence  # noqa: PT018
 
 
 def test_feasibility_counts_removed_branches(graph: ChannelGraph, model: EnergyModel) -> None:

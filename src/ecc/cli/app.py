@@ -44,8 +44,8 @@ Usage: ecc [OPTIONS] COMMAND [ARGS]...
 
   Prune a neural network to a measured energy budget.
 
-      ecc compress TASK --budget 50% -o run    profile, fit, prune, finetune,
-                                               measure, and write a report
+      ecc compress TASK --budget 50% -o run    profile, fit, prune, measure,
+                                               finetune, and write a report
       ecc export run -f onnx                   the slim network for deployment
 
   TASK is one of

@@ -89,9 +89,9 @@ def compress(
     """Prune a network during training until its measured cost meets the budget.
 
     ECC measures the network at many widths, fits an energy model, prunes
-    channels while it trains, finetunes the slim network, measures it, and
-    writes RUN/report.html. Run the same command again to resume. If a budget
-    is not met in the end, the exit code is 2.
+    channels while it trains, measures the final widths, finetunes the slim
+    network, and writes RUN/report.html. Run the same command again to resume.
+    If a budget is not met in the end, the exit code is 2.
 
     \b
     Examples:
@@ -225,6 +225,13 @@ def _save_transformers_model(folder: Path, task: str, result: CompressResult) ->
         save_pruned(result.model, folder / "model", source=task.removeprefix("hf:"), summary=result.summary)
 
 
+def _removes_branches(method: str) -> bool:
+    """Whether a method can remove residual branches."""
+    from ecc.methods.registry import find_method
+
+    return bool(getattr(find_method(method), "removes_branches", False))
+
+
 def _refuse_without_effect(
     method: str,
     unstructured: bool,
@@ -241,8 +248,10 @@ def _refuse_without_effect(
     if unstructured and "attention" in settings:
         raise EccError("--attention applies to channels; leave it out with --unstructured.")
     for name in ("importance", "solver", "uniform_floor", "depth"):
-        if name in settings and (method != "ecc" or unstructured):
-            raise EccError(f"--{name.replace('_', '-')} is a setting of ecc; leave it out with this method.")
+        applies = not unstructured and (method == "ecc" or (name == "depth" and _removes_branches(method)))
+        if name in settings and not applies:
+            whose = "methods that remove residual branches" if name == "depth" else "ecc"
+            raise EccError(f"--{name.replace('_', '-')} is a setting of {whose}; leave it out with this method.")
     if settings.get("kd_temperature") is not None and settings.get("kd_weight") == 0:
         raise EccError("--kd-temperature has no effect with --kd-weight 0, which turns distillation off.")
     if settings.get("cuda_graph") and not device.startswith("cuda"):

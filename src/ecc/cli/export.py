@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     metavar="TASK",
     help="Task of the run; needed if it is a Python file, since no code named by a run folder is executed.",
 )
-@option("--int8", metavar="MODE", help="Also quantise the ONNX file: dynamic or static.")
+@option("--int8", metavar="MODE", help="Also quantize the ONNX file: dynamic or static.")
 @option("--license", "licence", metavar="NAME", default="unknown", help="For the model card, such as apache-2.0.")
 @option("--force", is_flag=True, help="Overwrite files that differ.")
 @quiet_option

@@ -33,7 +33,11 @@ from .options import (
 @task_options
 @option("--meter", metavar="METER", default="auto", help="Energy meter: auto, nvml, rapl, platform:jetson-tx2, ...")
 @target_option
-@option("--target-error", metavar="SHARE", help="Stop when the error of a quick fit is below, for example, 2%.")
+@option(
+    "--target-error",
+    metavar="SHARE",
+    help="Stop when the error of a quick fit is below, for example, 2%, or no longer improves.",
+)
 @option("--batch", metavar="N", type=int, help="Items per inference; as the example input of the task if not given.")
 @option("--device", metavar="DEVICE", help="Device to run on: cuda, cuda:1, cpu, ...; one that the meter sees.")
 @settings_options(Design, argument="design")

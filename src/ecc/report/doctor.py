@@ -26,7 +26,8 @@ _DIFFERENCE = 1.96 * math.sqrt(2)  # 95 % of pairs of windows of one network dif
 
 _NO_METER = (
     "No energy meter works on {place}, so ECC cannot measure the energy of a network. That is common in virtual "
-    "machines, containers and laptops. ECC does not invent joules: choose a source, and pass it as --meter:"
+    "machines, containers and laptops. ECC never takes an estimate for a meter unless you choose it. "
+    "Choose a source, and pass it as --meter:"
 )
 
 

@@ -345,33 +345,47 @@ def _layer_table(model: EnergyModel) -> Table:
 def reachable_budgets(model: EnergyModel) -> str:
     """Which budgets can be met."""
     dense, smallest, batch = model.dense_profiled, min_cost(model), model.origin.batch
+    least = min_cost(model, depth=True)
+    without = f"{si(least, model.unit)} without the residual branches as well. " if model.branches else ""
     label = model.label if model.dense_sample is not None else "predicted"
     each = f" ({si(dense / batch, model.unit)} per item)" if batch > 1 else ""
     return (
         f"Dense: {si(dense, model.unit)}{each}, {label}; {model.origin.meter.device}, batch {batch}. With "
         f"{MIN_WIDTH_RATIO:.0%} of the channels in every group (default --min-width-ratio): "
-        f"{si(smallest, model.unit)}, predicted. Reachable budgets: {smallest / dense:.0%} to 100%."
+        f"{si(smallest, model.unit)}, predicted. {without}Reachable budgets: {least / dense:.0%} to 100%"
+        f"{f', with --no-depth {smallest / dense:.0%} to 100%' if model.branches else ''}."
     )
 
 
-def min_cost(model: EnergyModel) -> float:
-    """Predicted cost with the default minimum width in every group, in the multiples that were profiled."""
+def min_cost(model: EnergyModel, *, depth: bool = False) -> float:
+    """Predicted cost with the default minimum width in every group, in the multiples that were profiled.
+
+    Args:
+        model: Of the network.
+        depth: Whether all residual branches are removed that the model knows the cost without.
+    """
+    removed = {group for groups in model.branch_groups for group in groups} if depth else set()
     steps = model.width_steps or [model.origin.width_multiple or 1] * len(model.full_widths)
     widths = [
-        full if least == full else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
-        for full, least, step in zip(model.full_widths, model.min_widths, steps, strict=True)
+        0
+        if number in removed
+        else full
+        if least == full
+        else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
+        for number, (full, least, step) in enumerate(zip(model.full_widths, model.min_widths, steps, strict=True))
     ]
     return float(model.value(torch.tensor(widths, dtype=torch.float64)))
 
 
 def check_budget(model: EnergyModel, budget: Budget) -> tuple[bool, str]:
     """Whether a budget is useful and reachable, and a sentence that says so."""
-    limit, smallest, dense = budget.limit(model, model.origin.batch), min_cost(model), model.dense_profiled
+    limit, smallest = budget.limit(model, model.origin.batch), min_cost(model, depth=True)
+    dense, removed = model.dense_profiled, " and without residual branches" if model.branches else ""
     shown = f"budget {si(limit, model.unit)}"
     if limit < smallest:
         return False, (
-            f"{shown} is not reachable: with {MIN_WIDTH_RATIO:.0%} of the channels in every group this network still "
-            f"uses {si(smallest, model.unit)} ({smallest / dense:.0%} of dense). Give a budget of at least "
+            f"{shown} is not reachable: with {MIN_WIDTH_RATIO:.0%} of the channels in every group{removed} it "
+            f"still uses {si(smallest, model.unit)} ({smallest / dense:.0%} of dense). Give a budget of at least "
             f"{math.ceil(100 * smallest / dense)}%, or lower --min-width-ratio."
         )
     if limit >= dense:

@@ -100,7 +100,7 @@ def read_recipe(path: str | Path, *, needs_task: bool = True) -> Recipe:
 def _refuse_code(path: Path, table: dict[str, Any], settings: dict[str, Any]) -> None:
     """A recipe may come from someone else, so it must not name code to execute."""
     for name, values, advice in (
-        ("task", table, "a recipe may name a bundled network, torchvision:NAME or timm:NAME"),
+        ("task", table, "a recipe may name a bundled network, torchvision:NAME, timm:NAME or hf:NAME"),
         ("meter", table, "give it with --meter"),
         ("runner", settings, "give it with --runner"),
     ):
