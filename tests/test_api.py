@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ecc
-from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter, UntraceableModel
+from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter, UntraceableModel
 from ecc.measure import Profile
 from ecc.methods.optimizers import optimizer_factory
 from ecc.zoo import find_task
@@ -278,6 +278,20 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
 def test_a_network_without_values_is_refused() -> None:
     with pytest.raises(BadTask, match=r"0\.weight of the model is on the device meta and has no values; build"):
         compress(network().to("meta"), loader(), "macs=50%")
+
+
+def narrow(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def test_a_network_with_few_widths_is_profiled_with_enough_samples() -> None:
+    result = compress(narrow(20), loader(), "99.5%", meter=TX2)
+    drawn = [one for one in Profile.load("run/network.profile").samples if one.index is not None]
+    assert len(drawn) == 12  # as many as a fit needs, of 20 that are possible
+    assert result.met
+    with pytest.raises(BadMeasurement, match=r"8 width configurations are possible, .* needs 12.*budget='macs=50%'"):
+        compress(narrow(8), loader(), "80%", meter=TX2, folder="other")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ecc.budget import MEASURED_UNITS
 from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
+from ecc.energy.regression import MIN_SAMPLES
 from ecc.errors import BadMeasurement, BadTask, EccError, NoMeter, option_hint
 from ecc.formatting import percent
 from ecc.graph import ChannelGraph
@@ -164,7 +166,7 @@ def profile_and_fit(
     """
     workloads = {name: task.workload_of(name) for name in dict.fromkeys(resources)}
     paths = {one: folder / (RUN_PROFILE if one is None else f"{one.name}.profile") for one in workloads.values()}
-    if "energy" in resources and not source.describe().has_energy:
+    if any(MEASURED_UNITS[one] == "J" for one in resources) and not source.describe().has_energy:
         raise BadMeasurement(
             f"{source.describe().name} is a clock and measures no energy; give a budget on latency, such as "
             f"{option_hint('budget', 'latency=50%')}, or an energy meter."
@@ -177,8 +179,14 @@ def profile_and_fit(
         device = default_device(source, wanted.runner) if is_local else None
         steps = dict(zip(graph.structure.groups, graph.structure.width_steps(width_multiple or 1), strict=True))
         possible = math.prod(max(1, group.width // steps[group.name]) for group in graph.prunable)
+        if possible < MIN_SAMPLES:
+            raise BadMeasurement(
+                f"{task.name}: {possible} width configurations are possible, and an energy model needs {MIN_SAMPLES}. "
+                f"Give a budget that is counted, such as {option_hint('budget', 'macs=50%')}, or a smaller "
+                f"{option_hint('width_multiple')}."
+            )
         design: dict[str, Any] = {
-            "samples": samples or min(SAMPLES, max(1, possible // 2)),
+            "samples": samples or min(SAMPLES, possible, max(MIN_SAMPLES, possible // 2)),
             "design": "uniform" if preset == "paper" else "mixed",
             "width_multiple": width_multiple,
             "depth": depth,

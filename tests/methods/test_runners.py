@@ -68,8 +68,9 @@ def test_clocks_measure_latency_and_no_energy_and_ways_are_not_mixed(tmp_path: P
     made, model = small_models(tmp_path)
     assert made.label == "measured (CPU time)"
     assert all(sample.joules == sample.seconds for sample in made.samples)
-    with pytest.raises(BadMeasurement, match="the clock 'cputime': it has latency and no energy"):
-        fit(made, resource="energy", allow_drift=True)
+    for resource in ("energy", "decode", "prefill"):  # the last two are energies of language models
+        with pytest.raises(BadMeasurement, match="the clock 'cputime': it has latency and no energy"):
+            fit(made, resource=resource, allow_drift=True)
     assert model.origin.environment["torch"] == torch.__version__
     assert model.origin.settings is not None
     assert EnergyModel.load(model.save(tmp_path / "m.json") or tmp_path / "m.json").origin == model.origin

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ecc
-from ecc.errors import BadBudget, BadTask
+from ecc.errors import BadBudget, BadTask, EccError
 from ecc.export import export_model
 from ecc.export.formats import open_file
 from ecc.graph import trace_channels, with_widths
@@ -468,3 +468,13 @@ def test_a_pruned_language_model_is_written_as_onnx(tmp_path: Path) -> None:
             expected = small(input_ids=tokens).logits
         (found,) = run({"input_ids": tokens})
         assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_clock_gives_no_joules_per_token(tmp_path: Path) -> None:
+    model, batch = tiny.tiny_llama(), {"input_ids": torch.ones(2, 6, dtype=torch.long)}
+    batch["labels"] = batch["input_ids"]
+    with pytest.raises(EccError, match="cputime is a clock and measures no energy; give a budget on latency"):
+        ecc.compress(
+            model, [batch] * 4, "decode=70%", loss=lambda model, batch: model(**batch).loss, meter="cputime",
+            prune_steps=2, finetune_steps=1, folder=tmp_path / "run", progress=False,
+        )  # fmt: skip

@@ -91,7 +91,7 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
         raise BadFile(f"a profile does not hold {resource!r}; choose {' or '.join(RESOURCES)}.")
     field, _ = RESOURCES[resource]
     header = profile.header
-    if resource == "energy" and not header.meter.has_energy:
+    if field == "joules" and not header.meter.has_energy:
         raise BadMeasurement(
             f"the profile was measured by the clock {header.meter.name!r}: it has latency and no energy. Fit the "
             "latency, or measure with an energy meter."
