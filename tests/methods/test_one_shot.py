@@ -5,19 +5,25 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ecc.energy import parse_budgets
 from ecc.graph import live_channels, mask_branches_, mask_channels_, removed_branches, trace_channels
+from ecc.methods import Compression, compression
 from ecc.methods.base import PruningContext
 from ecc.methods.one_shot import _SLACK, Move, OneShot, OneShotSettings, Round, _less
 from ecc.methods.reconstruction import linear_consumers, reconstruct_, record_outputs
+from ecc.methods.registry import find_method
+from ecc.settings import make_settings
 from ecc.task import Task
-from methods.jobs import one_shot_context
+from methods.jobs import Truth, one_shot_context, true_model, wrong_model
 
 
 class Block(nn.Module):
@@ -248,3 +254,46 @@ def test_widths_of_moves_are_multiples_that_kernels_like(width: int, full: int, 
 
 def test_settings_belong_to_the_run() -> None:
     assert OneShot(OneShotSettings(batches=3)).config()["batches"] == 3
+
+
+@pytest.mark.parametrize(("name", "budget"), [("one_shot", "60%"), ("flap", "50%"), ("wanda_sp", "60%")])
+def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(
+    name: str, budget: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job() -> Compression:
+        torch.manual_seed(0)
+        inputs = data(40)
+        batches = [(x, torch.randint(0, 5, x.shape[:2])) for x in inputs]
+
+        def held_out(model: nn.Module) -> float:
+            with torch.no_grad():
+                return -float(sum(F.cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in batches[32:]))
+
+        task = Task(
+            name="blocks", model=Blocks(), example_input=inputs[0][:2], train_batches=lambda _: iter(batches[:32]),
+            loss=lambda outputs, labels: F.cross_entropy(outputs.flatten(0, 1), labels.flatten()),
+            evaluate_held_out=held_out,
+        )  # fmt: skip
+        graph = trace_channels(task.model, task.example_input, verify=False)
+        settings = {"pretrain_steps": 5, "prune_steps": 4, "finetune_steps": 3, "checkpoint_steps": 1, "lr": 1e-3}
+        return Compression(
+            task, parse_budgets((budget,)), wrong_model(graph, 0.6), meter=Truth(true_model(graph)),
+            settings=make_settings("default", settings), method=find_method(name),
+        )  # fmt: skip
+
+    whole = job().run(tmp_path / "whole")
+    after_step, calls = compression._Saver.after_step, list[int]()
+
+    def stopped(self: Any, *, is_measured: bool) -> None:
+        after_step(self, is_measured=is_measured)
+        calls.append(0)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(compression._Saver, "after_step", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        job().run(tmp_path / "parts")
+    parts = job().run(tmp_path / "parts")
+    assert parts.widths == whole.widths
+    for one, other in zip(parts.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)

@@ -197,6 +197,8 @@ def test_devices_that_do_not_skip_zeros_are_refused() -> None:
         (("40%",), {"width_multiple": 8}, EccError, "width_multiple has no effect on unstructured pruning"),
         (("40%",), {"uniform_floor": 0.5}, EccError, "uniform_floor has no effect"),
         (("40%",), {"solver": "admm"}, EccError, "solver has no effect"),
+        (("40%",), {"importance": "taylor"}, EccError, "importance has no effect"),
+        (("40%",), {"depth": False}, EccError, "depth has no effect"),
         (("40%",), {"task": wide_task(train_batches=None, loss=None)}, BadTask, "has no train_batches"),
         (("40%",), {"task": wide_task(model=nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))}, BadWidths, "no convolution"),
     ],

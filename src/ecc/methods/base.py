@@ -272,11 +272,12 @@ class OneShotMethod:
         return self.context.constraint_violation(self.context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
-        """No state."""
-        return {}
+        """The targets of the last step."""
+        return {"pruned_for": self.pruned_for}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """No state."""
+        """Restore a state."""
+        self.pruned_for = state.get("pruned_for")
 
 
 def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[str, Tensor]:

@@ -208,6 +208,7 @@ class Compression(CompressionRunner):
         self._controller: BudgetController | None = None
         self._max_relative_diff: float | None = None
         self._calibration: list[Any] = []
+        self._prune_start: dict[str, int] | None = None
 
     def _run_phases(self) -> CompressedModel:
         if self.distributed.is_main:
@@ -288,6 +289,9 @@ class Compression(CompressionRunner):
             log_solver=self._log_solver,
             training=start_training,
         )
+        if resumed_in == "prune" and self._prune_start is not None:
+            self.stream.restore(self._prune_start)  # `start` draws the batches of the first session
+        self._prune_start = self.stream.state()
         method.start(context)
         known = [_known_check(check, then, self._dense.amounts, context) for then, check in self.known_checks]
         controller = self._controller = BudgetController(method, context, self.limits, measure, known)
@@ -434,6 +438,7 @@ class Compression(CompressionRunner):
             "controller": None if self._controller is None else self._controller.state_dict(),
             "pruned": None if self._pruned is None else to_builtins(self._pruned),
             "max_relative_diff": self._max_relative_diff,
+            "prune_start": self._prune_start,
         }
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
@@ -442,6 +447,7 @@ class Compression(CompressionRunner):
         self._dense = None if state["dense"] is None else from_builtins(state["dense"], MeasuredCost, where)
         self._pruned = None if state["pruned"] is None else from_builtins(state["pruned"], PruneResult, where)
         self._max_relative_diff = state["max_relative_diff"]
+        self._prune_start = state.get("prune_start")  # None in checkpoints of earlier versions
 
     def _load_result(self, summary: RunSummary) -> CompressedModel:
         small = self._empty_slim(copy.deepcopy(self.task.model).to(self.device), summary.widths)

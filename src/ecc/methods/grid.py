@@ -264,13 +264,13 @@ class Comparison:
     def _known_checks(self, root: Path) -> list[tuple[dict[str, float], CostCheck]]:
         """All measurements of the finished runs, each with the costs of the dense network in its run.
 
-        Only those of a meter: an analytic platform takes no time, and its results depend on no other run.
+        Only those of a meter or a clock: an analytic platform takes no time, and its results depend on no other run.
         """
         found = []
         unfinished = self.unfinished(root)
         for folder in (one.folder(root) for one in self.runs if one not in unfinished):
             summary = read_record(folder / "summary.json", RunSummary)
-            if summary.label == "measured":
+            if summary.label.startswith("measured") and "replayed from" not in summary.label:
                 dense = {name: pair.dense for name, pair in summary.measured.items()}
                 checks = (line for line in history_lines(folder) if line["phase"] == CostCheck.phase)
                 found += [(dense, from_builtins(line, CostCheck, folder / "history.jsonl")) for line in checks]

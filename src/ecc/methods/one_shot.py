@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ecc.graph import mask_channels_
+from ecc.records import from_builtins, to_builtins
 
 from .base import OneShotMethod, PruningContext
 from .calibration import (
@@ -121,6 +122,19 @@ class OneShot(OneShotMethod):
             paths = sorted({path for paths in self._consumers.values() for path in paths})
             self._dense = record_outputs(context.model, paths, self._inputs)
         self._branches = branch_groups(context)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rounds, and how layers were refit last."""
+        refit = None if self.refit is None else asdict(self.refit)
+        own = {"path": to_builtins(self.path), "refit": refit, "chosen_for": self._chosen_for}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        super().load_state_dict(state)
+        self.path = from_builtins(state["path"], list[Round], "the checkpoint")
+        self.refit = None if state["refit"] is None else Refit(**state["refit"])
+        self._chosen_for = int(state["chosen_for"])
 
     def step(self) -> None:
         """Prune the dense network to the targets."""

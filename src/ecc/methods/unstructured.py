@@ -88,7 +88,7 @@ class WeightCompression(CompressionRunner):
         if [budget.resource for budget in budgets] != ["energy"]:
             given = ", ".join(budget.resource for budget in budgets) or "none"
             raise BadBudget(f"unstructured pruning needs one energy budget; given: {given}.")
-        for name in ("width_multiple", "uniform_floor", "solver"):
+        for name in ("width_multiple", "uniform_floor", "solver", "importance", "depth"):
             if getattr(self.settings, name) != getattr(CompressSettings, name):
                 raise EccError(f"{name} has no effect on unstructured pruning; leave it out.")
         if self.settings.prune_steps < 1:

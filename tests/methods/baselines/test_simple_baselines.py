@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from ecc.errors import BadTask, BadWidths
-from ecc.graph import live_masks, trace_channels
-from ecc.methods import Greedy, PruningContext, Scratch, Uniform
+from ecc.energy import counted_cost, parse_budgets
+from ecc.errors import BadTask, BadWidths, InfeasibleBudget
+from ecc.graph import ChannelGraph, live_masks, trace_channels
+from ecc.measure import Reading
+from ecc.methods import Compression, Greedy, Method, PruningContext, Scratch, Uniform
 from ecc.methods.base import magnitudes
+from ecc.methods.baselines.greedy import GreedyTaylor
 from ecc.methods.baselines.isomorphic import Isomorphic, ranks_in_classes, structure
 from ecc.methods.baselines.recalibration import recalibrate_, recalibrated
 from ecc.methods.baselines.scratch import reinitialise_
+from ecc.settings import make_settings
+from ecc.task import Task
+from graph.branch_nets import NETWORKS, built
 from methods.baselines.cases import finish, lines_of
-from methods.jobs import wide_job
+from methods.jobs import Truth, _graph, true_model, wide_job, wide_task
 from methods.nets import traced
 from methods.works import work_of
 
@@ -246,3 +255,54 @@ def test_recalibration_does_not_synchronise() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(inside, found)
+
+
+def test_scratch_removes_the_branches_that_ecc_removed(tmp_path: Path) -> None:
+    net, example = built(*NETWORKS["basic"][:2])
+    batches = [(torch.randn(4, *example.shape[1:]), torch.randint(2, (4,))) for _ in range(4)]
+    task = Task(
+        name="branches", model=net, example_input=example, train_batches=lambda _: iter(batches),
+        loss=lambda outputs, labels: F.cross_entropy(outputs.flatten(1), labels), evaluate_held_out=lambda model: 0.5,
+    )  # fmt: skip
+    graph = trace_channels(net, example, verify=False)
+    made = Compression(
+        task, parse_budgets(("macs=25%",)), settings=make_settings("default", {"prune_steps": 12, "finetune_steps": 2})
+    ).run(tmp_path / "ecc")
+    assert 0 in made.widths.values()
+    found = Compression(
+        task, parse_budgets(("macs=25%",)), settings=make_settings("default", {"prune_steps": 1, "finetune_steps": 2}),
+        method=Scratch(made.widths),
+    ).run(tmp_path / "scratch")  # fmt: skip
+    assert found.widths == made.widths
+    widths = [[sizes[group.name] for group in graph.groups] for sizes in (found.widths, graph.full_widths)]
+    macs, dense = (counted_cost(graph, "macs").value(torch.tensor(one, dtype=torch.float64)) for one in widths)
+    assert macs <= 0.25 * dense
+
+
+@pytest.mark.parametrize("method", [Uniform, Greedy, GreedyTaylor, Isomorphic])
+def test_one_shot_methods_end_where_the_device_costs_more_than_the_profile(
+    method: Callable[[], Method], tmp_path: Path
+) -> None:
+    class Dearer(Truth):
+        def cost(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
+            reading = super().cost(graph, widths)
+            return replace(reading, joules=1.05 * reading.joules)
+
+    model = true_model(_graph("chain"))
+    (floor,) = wide_job(factor=1.0).feasibility()
+    job = Compression(
+        wide_task("chain", evaluate_held_out=lambda net: 0.0), parse_budgets((f"{1.02 * floor.min_cost} J",)), model,
+        meter=Dearer(model), method=method(),
+        settings=make_settings("default", {"prune_steps": 24, "finetune_steps": 2}),
+    )  # fmt: skip
+    steps, step = [], job.method.step
+
+    def counted() -> None:
+        steps.append(0)
+        assert len(steps) < 100, "the method never ends"
+        step()
+
+    job.method.step = counted  # type: ignore[method-assign]
+    with contextlib.suppress(InfeasibleBudget):
+        assert not job.run(tmp_path / "run").summary.met
+    assert steps

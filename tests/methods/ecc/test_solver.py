@@ -574,3 +574,33 @@ def test_on_a_gpu_torch_sees_no_synchronisation(kind: Any, make: Make, settings:
         solver.zero_grad()
     assert solver.is_met or "solver" in settings
     assert make is weights or live_channels(net, graph) == solver.widths  # type: ignore[attr-defined]
+
+
+def test_resume_is_exact_with_a_frozen_layer() -> None:
+    """Consumers without a gradient get a product of alternating sign, which is part of the state."""
+
+    def net_and_solver() -> tuple[nn.Module, EccSolver]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4))
+        net[2].weight.requires_grad_(False)
+        graph = trace_channels(net, torch.randn(2, 8), verify=False)
+        return net, EccSolver(net, graph, macs_cost(graph), "50%", 30, lr=1e-3)
+
+    def train_from(net: nn.Module, solver: EccSolver, first: int, last: int) -> None:
+        for step in range(first, last):
+            draw = torch.Generator().manual_seed(step)
+            solver.zero_grad()
+            net(torch.randn(16, 8, generator=draw)).square().mean().backward()
+            solver.step()
+
+    whole = net_and_solver()
+    train_from(*whole, 0, 12)
+    net, solver = net_and_solver()
+    train_from(net, solver, 0, 5)
+    state = copy.deepcopy({"net": net.state_dict(), "solver": solver.state_dict()})
+    net, solver = net_and_solver()
+    net.load_state_dict(state["net"])
+    solver.load_state_dict(state["solver"])
+    train_from(net, solver, 5, 12)
+    assert torch.equal(solver._taylor.values, whole[1]._taylor.values)
+    assert solver.widths == whole[1].widths

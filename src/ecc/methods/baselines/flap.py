@@ -12,6 +12,10 @@ are standardised as heads, because where attention costs most of the energy, hid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -70,3 +74,12 @@ class Flap(OneShotMethod):
         self.refit = reconstruct_best_(context.model, self._dense, self._paths, self._inputs, context.held_out, choices)
         self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """How layers were refit, besides that of the base class."""
+        return {**super().state_dict(), "refit": None if self.refit is None else asdict(self.refit)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        super().load_state_dict(state)
+        self.refit = None if state["refit"] is None else Refit(**state["refit"])

@@ -43,6 +43,7 @@ class Greedy(OneShotMethod):
         importance = {group.name: mask.double() for group, mask in zip(context.graph.groups, masks, strict=True)}
         widths = [int(mask.sum()) for mask in masks]
         context.keep_channels_(context.model, importance, widths)
+        self.pruned_for = list(context.targets)
         context.log({"phase": self.name, "widths": widths})
 
     def _alive(self) -> Tensor:
@@ -98,8 +99,9 @@ class GreedyTaylor(Greedy):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the calibration batches."""
-        return {"first_batch": self._batches.state()}
+        return {**super().state_dict(), "first_batch": self._batches.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
+        super().load_state_dict(state)
         self._batches.restore(state["first_batch"])

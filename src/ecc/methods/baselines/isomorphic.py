@@ -42,6 +42,7 @@ class Isomorphic(OneShotMethod):
 
         ratio = largest_ratio(lambda ratio: context.constraint_violation(widths(ratio)) <= 0)
         context.keep_channels_(context.model, importance, widths(ratio))
+        self.pruned_for = list(context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})
 
 

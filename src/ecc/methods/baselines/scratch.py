@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask, BadWidths
+from ecc.graph import Branch, ChannelGraph, mask_branches_
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.torch_utils import device_of
 from ecc.training import derived_seed, fork_rng
@@ -44,6 +45,7 @@ class Scratch:
 
     name = "scratch"
     needs_held_out = False
+    removes_branches = True
 
     def __init__(self, widths: Mapping[str, int]) -> None:
         self._widths = {name: int(width) for name, width in widths.items()}
@@ -57,14 +59,19 @@ class Scratch:
         """Check the widths."""
         self._context, self._is_pruned = context, False
         groups = {group.name: group for group in context.graph.groups}
+        removed = {name for branch in self._removed(context.graph) for name in branch.groups}
         for name, width in self._widths.items():
             if name not in groups:
                 raise BadWidths(f"there is no group {name!r}; the widths must be of this network.")
             group = groups[name]
-            least = group.width if group.frozen is not None else 1
+            least = 0 if name in removed else group.width if group.frozen is not None else 1
             if not least <= width <= group.width:
                 raise BadWidths(f"group {name!r} cannot have width {width}; allowed are {least} to {group.width}.")
         _check_resets(context.model)
+
+    def _removed(self, graph: ChannelGraph) -> list[Branch]:
+        """Branches of which all groups have width 0."""
+        return [branch for branch in graph.branches if all(self._widths.get(name) == 0 for name in branch.groups)]
 
     @property
     def is_done(self) -> bool:
@@ -81,6 +88,7 @@ class Scratch:
         importance = magnitudes(context)
         reinitialise_(context.model, context.settings.train.seed)
         context.keep_channels_(context.model, importance, widths)
+        mask_branches_(context.model, context.graph, [branch.name for branch in self._removed(context.graph)])
         if context.widths() != widths:
             raise BadTask("the new network has zero weights, so channels count as dead.")
         self._is_pruned = True

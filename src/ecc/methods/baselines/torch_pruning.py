@@ -275,10 +275,11 @@ class TorchPruning(OneShotMethod):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the calibration batches."""
-        return {"first_batch": self._batches.state()}
+        return {**super().state_dict(), "first_batch": self._batches.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
+        super().load_state_dict(state)
         self._batches.restore(state["first_batch"])
 
 

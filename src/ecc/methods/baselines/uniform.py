@@ -23,4 +23,5 @@ class Uniform(OneShotMethod):
         ratio, widths = uniform_widths(context, list(context.graph.full_widths))
         context.model.load_state_dict(self.dense_state)
         context.keep_channels_(context.model, magnitudes(context), list(widths.values()))
+        self.pruned_for = list(context.targets)
         context.log({"phase": self.name, "ratio": ratio, "widths": list(widths.values())})

@@ -175,7 +175,7 @@ class ConsumerSlices:
         self._always = torch.ones(1, dtype=torch.bool, device=device)
         self._masks = SliceMasks(self._masked.tensors, self._masked.axes, device)
         self._elements = sum(tensor.numel() for tensor in self.tensors)
-        self._sign = -1.0
+        self.sign = -1.0
         self._products_graph = CudaGraphFunction(self._sum_products)
         self._masks_graph = CudaGraphFunction(self._write_masks)
 
@@ -220,8 +220,8 @@ class ConsumerSlices:
             for wanted in (True, False)
         )
         rate = found.square().sum() / with_gradient.sum().clamp(min=torch.finfo(torch.float32).tiny)
-        self._sign = -self._sign
-        return torch.where(without > 0, self._sign * (found.square() + rate * without).sqrt(), found)
+        self.sign = -self.sign
+        return torch.where(without > 0, self.sign * (found.square() + rate * without).sqrt(), found)
 
     @torch.no_grad()
     def live(self) -> Tensor:

@@ -253,6 +253,7 @@ class PruningOptimizer(Optimizer):
             "taylor": None if self._taylor is None else list(self._taylor.state),
             "tensors": list(self._solver.state),
             "masked": self._is_masked,
+            "sign": getattr(self._parts, "sign", None),
         }
         return {**self.inner.state_dict(), "ecc": own}
 
@@ -277,6 +278,8 @@ class PruningOptimizer(Optimizer):
         self._solver.load(own["tensors"])
         if self._taylor is not None:
             self._taylor.load(own["taylor"])
+        if own.get("sign") is not None:
+            self._parts.sign = own["sign"]  # type: ignore[attr-defined]
         self._set_masks(masked=own["masked"])
 
     def _check_state(self, own: dict[str, Any]) -> None:
