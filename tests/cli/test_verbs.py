@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -206,6 +207,16 @@ def test_errors_name_options_as_they_are_typed(folder: Path) -> None:
     assert result.exit_code == 2
     assert "--min-width-ratio 0.25 (reaches" in result.stderr
     assert "--depth (reaches" in result.stderr
+
+
+def test_ctrl_c_before_training_says_how_to_continue(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ecc.api.compress_task", interrupted)
+    result = ecc("compress", "digits", "--budget", "macs=50%", "-o", "run", *SHORT)
+    assert result.exit_code == 130
+    assert "stopped; run the same command again to continue." in result.stderr
 
 
 def test_depth_is_refused_for_methods_that_remove_no_branches(folder: Path) -> None:

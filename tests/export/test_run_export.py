@@ -21,7 +21,7 @@ from ecc.export.run_export import export_model, export_run
 from ecc.export.slim_file import load_slim
 from ecc.graph import max_relative_diff
 from ecc.io import lock_folder
-from ecc.run_records import SparseSummary
+from ecc.run_records import BudgetResult, SparseSummary
 from ecc.training import save_state
 from export.runs import SmallNet, finished_run, small_task, summary_of
 
@@ -208,6 +208,40 @@ def test_the_card_has_costs_scores_budget_device_and_licence() -> None:
     ):
         assert text in card
     assert "abc" not in card
+
+
+def test_the_card_of_counted_budgets_names_no_device_and_no_cost_twice() -> None:
+    macs = BudgetResult(budget="macs=50%", limit=1e6, unit="", dense=2e6, result=1e6, label="counted", met=True)
+    card = model_card(summary_of(small_task(), device="", label="counted", budgets={"macs": macs}), CONFIG)
+    assert "meets its budget; costs are **counted**" in card
+    assert card.lower().count("| macs (counted) |") == 1
+    assert "| parameters (counted) |" in card
+
+
+class OneBatchSize(SmallNet):
+    """With a batch size in the code."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images).view(2, 4)
+
+
+def test_a_network_with_a_batch_size_in_its_code_is_exported(tmp_path: Path) -> None:
+    task = small_task(model=OneBatchSize())
+    finished_run(tmp_path / "run", task)
+    made = export_run(tmp_path / "run", task, formats=["safetensors", "torchscript"], output=tmp_path / "files")
+    assert {one.batches for one in made.files} == {(2,)}
+    card = (tmp_path / "files/model_card.md").read_text(encoding="utf-8")
+    assert "They were compared at batch size 2; the network does not run at 1 and 5." in card
+    assert "any batch size" not in card
+
+
+def test_a_folder_of_several_budgets_is_refused_with_its_runs(tmp_path: Path) -> None:
+    task = small_task()
+    for name in ("macs_50pct", "macs_30pct"):
+        finished_run(tmp_path / "front" / name, task)
+    (tmp_path / "front/front.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(BadFile, match=r"several budgets; give one of them: .*front/macs_30pct, .*front/macs_50pct\."):
+        export_run(tmp_path / "front", task)
 
 
 def test_the_card_shows_missed_budgets_and_assumptions() -> None:

@@ -160,6 +160,9 @@ def compress(
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
         raise click.exceptions.Exit(128 + stop.signum) from None
+    except KeyboardInterrupt:
+        click.echo("\nstopped; run the same command again to continue.", err=True)
+        raise click.exceptions.Exit(130) from None
     finally:
         for logger in loggers:
             logger.close()

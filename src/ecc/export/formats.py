@@ -220,11 +220,17 @@ def verified_batches(example_input: Inputs) -> tuple[int, ...]:
 def verify_export(
     model: nn.Module, run: Runner, example_input: Inputs, *, is_exact: bool = True, what: str = "the file"
 ) -> ExportVerification:
-    """Compare a file with its network at several batch sizes."""
-    worst, allowed, batches = 0.0, TOLERANCE, verified_batches(example_input)
-    for batch in batches:
+    """Compare a file with its network at the batch sizes of `verified_batches` that the network itself accepts."""
+    worst, allowed, batches = 0.0, TOLERANCE, list[int]()
+    for batch in verified_batches(example_input):
         inputs = with_batch_size(example_input, batch)
-        wanted = outputs_of(model, inputs)
+        try:
+            wanted = outputs_of(model, inputs)
+        except Exception as error:
+            if batch != batch_size_of(example_input):
+                continue  # as after `squeeze()`, or with a batch size in the code
+            raise CannotExport(f"the network cannot be run on the example input: {first_line(error)[:300]}") from error
+        batches.append(batch)
         allowed = _allowed(wanted)
         try:
             found = run(inputs)
@@ -236,7 +242,7 @@ def verify_export(
             f"verification failed: the outputs of {what} differ from the network by {worst:.2g} of the largest output "
             f"(allowed {allowed:g}); the file was removed."
         )
-    return ExportVerification(worst, batches, allowed if is_exact else None)
+    return ExportVerification(worst, tuple(batches), allowed if is_exact else None)
 
 
 def _allowed(outputs: list[Tensor]) -> float:

@@ -15,20 +15,27 @@ _TAGS = ["pruning", "model-compression", "energy", "ecc"]
 _CONFIG_KEYS = ("task", "method", "budgets", "width_multiple", "settings")
 
 
-def model_card(summary: RunSummary, config: Mapping[str, Any], *, licence: str = "unknown") -> str:
-    """The card as text."""
+def model_card(
+    summary: RunSummary,
+    config: Mapping[str, Any],
+    *,
+    licence: str = "unknown",
+    batches: str = "Each accepts any batch size.",
+) -> str:
+    """The card as text; `batches` says at which batch sizes the files can be used."""
     better = "lower" if summary.metric == "perplexity" else "higher"
     verdict = "meets its budget" if summary.met else "does NOT meet its budget"
     weights = "slim.safetensors" if summary.sparse is None else "sparse.safetensors"
     notes = [f"Note: {escape(summary.note)}"] if summary.note else []
     if summary.sparse is not None:
         notes.append(f"The estimate assumes: {escape(summary.sparse.assumes)}.")
+    place = f" on {escape(summary.device)}" if summary.device else ""
     made = json.dumps({name: config[name] for name in _CONFIG_KEYS if name in config}, indent=2)
     parts = [
         # A JSON string is a valid YAML string, whatever it contains.
         f'---\nlicense: {json.dumps(licence)}\nlibrary_name: "pytorch"\ntags: {json.dumps(_TAGS)}\n---',
         f"# {escape(summary.task)}, compressed by {escape(summary.method)}",
-        f"This network was pruned with ECC. It {verdict} on {escape(summary.device)}; costs are "
+        f"This network was pruned with ECC. It {verdict}{place}; costs are "
         f"**{escape(summary.label)}**, for one inference of a batch of {summary.batch}.",
         _results(summary),
         *notes,
@@ -36,7 +43,7 @@ def model_card(summary: RunSummary, config: Mapping[str, Any], *, licence: str =
         "by a model fitted to measurements. *Counted*: computed from the network itself. The "
         f"{escape(summary.metric)} is that of the task's own evaluation on its test split; {better} is better.",
         "## How to load",
-        _loading(weights),
+        _loading(weights, batches),
         "## How it was made",
         # Indented code: JSON escapes everything that could end it.
         "Configuration of `ecc compress`:\n\n" + "\n".join("    " + line for line in made.splitlines()),
@@ -55,8 +62,8 @@ def _results(summary: RunSummary) -> str:
         per, amounts = summary.amounts(resource)
         name = f"{escape(resource)}{per} ({escape(row.label)})"
         rows.append([name, *map(escape, amounts), "met" if row.met else "NOT met"])
-    for name, count in (("MACs", summary.macs), ("parameters", summary.parameters)):
-        if count is not None:
+    for resource, name, count in (("macs", "MACs", summary.macs), ("params", "parameters", summary.parameters)):
+        if count is not None and resource not in summary.budgets:
             rows.append([f"{name} (counted)", si(count.dense, ""), si(count.result, ""), "", ""])
     if summary.scores:
         rows.append([escape(summary.metric), *summary.score_texts(), "", ""])
@@ -64,7 +71,7 @@ def _results(summary: RunSummary) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _loading(weights: str) -> str:
+def _loading(weights: str, batches: str) -> str:
     return f"""Every file that `ecc export` wrote was loaded by its own runtime and compared with the network:
 
     import ecc
@@ -77,4 +84,4 @@ def _loading(weights: str) -> str:
     program = torch.export.load("slim.pt2").module()  # torch may unpickle parts: load only files that you trust
     script = torch.jit.load("slim.torchscript")
 
-Each accepts any batch size."""
+{batches}"""

@@ -29,11 +29,11 @@ from ecc.graph.numerics import outputs_of
 from ecc.io import is_locked, lock_folder, sync_file, sync_folder, write_bytes
 from ecc.measure.runners.runtime import import_runtime
 from ecc.records import read_record, write_record
-from ecc.run_records import RunSummary
+from ecc.run_records import FRONT_FILE, RunSummary
 from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
 from ecc.training import load_state, save_state
 
-from .formats import FORMATS, ExportVerification, open_file, verify_export, without_cache
+from .formats import FORMATS, ExportVerification, open_file, verified_batches, verify_export, without_cache
 from .model_card import model_card
 from .onnx_tools import Latency, OnnxNetwork, check_int8, compare_latency, quantize, score_of
 from .slim_file import load_slim, on_cpu, weights_file
@@ -99,7 +99,8 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
     path, example_input = Path(path), check_input(example_input)
     name = path.suffix.removeprefix(".")
     if name not in FORMATS:
-        raise CannotExport(f"the suffix of {path} is no export format; use .{', .'.join(FORMATS)}.")
+        other = " ecc.save_slim writes safetensors files." if name == SAFETENSORS else ""
+        raise CannotExport(f"the suffix of {path} is no export format; use .{', .'.join(FORMATS)}.{other}")
     _check_formats([name], None)
     with _temporary_folder(path.parent) as folder, without_cache(model):
         made = _write_format(model, example_input, folder / path.name, name)
@@ -139,11 +140,13 @@ def export_run(
     run = Path(run)
     _check_formats(formats, int8)
     check_int8(task, int8)
+    if (run / FRONT_FILE).is_file():
+        folders = ", ".join(str(path.parent) for path in sorted(run.glob("*/summary.json")))
+        raise BadFile(f"{run} has a run for each of several budgets; give one of them: {folders}.")
     summary = _read(run / "summary.json", RunSummary)
     config = _read(run / "config.json", _RunConfig).config
     if summary.task != task.name:
         raise BadFile(f"{run} compressed the task {summary.task!r}, but the given task is {task.name!r}.")
-    card = model_card(summary, config, licence=licence).encode("utf-8", "replace")
     slim, dense = on_cpu(load_slim(task.model, run)), on_cpu(_dense_network(task.model, run))
     example: Inputs = tree_map(lambda tensor: tensor.cpu(), task.example_input)
     _check_runs(slim, example, run)
@@ -163,7 +166,8 @@ def export_run(
         if int8 is not None:
             log(f"quantizing to int8 ({int8})")
             files.append(_write_int8(task, slim, example, timed, temporary, int8))
-        write_bytes(temporary / CARD, card)
+        card = model_card(summary, config, licence=licence, batches=_batch_sizes(files, example))
+        write_bytes(temporary / CARD, card.encode("utf-8", "replace"))
         with lock_folder(folder):  # from the comparison with existing files until all have their names
             is_kept = _differs(temporary / CARD, folder / CARD) and not force
             if is_kept:  # the user may have edited it
@@ -175,6 +179,16 @@ def export_run(
         else ()
     )
     return ExportedRun(folder, tuple(files), summary, notes)
+
+
+def _batch_sizes(files: Sequence[Exported], example: Inputs) -> str:
+    """A sentence about the batch sizes at which all files were compared with the network."""
+    wanted = set(verified_batches(example))
+    compared = wanted.intersection(*(one.batches for one in files))
+    if compared == wanted:
+        return "Each accepts any batch size."
+    sizes, others = (" and ".join(map(str, sorted(some))) for some in (compared, wanted - compared))
+    return f"They were compared at batch size {sizes}; the network does not run at {others}."
 
 
 def _read(path: Path, kind: Any) -> Any:
