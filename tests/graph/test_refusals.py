@@ -43,6 +43,25 @@ def quantized() -> nn.Module:
     return net
 
 
+def changed(change: Any) -> nn.Module:
+    """A network of which one module was changed in place."""
+    net = chain()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit and torch.ao are deprecated
+        change(net)
+    return net
+
+
+def with_head(net: nn.Module) -> nn.Module:
+    net.head = nn.Linear(4, 4)
+    return net
+
+
+def for_quantization(net: nn.Module) -> None:
+    net.conv2.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    torch.ao.quantization.prepare_qat(net.train(), inplace=True)
+
+
 def with_nan() -> nn.Module:
     net = chain()
     net.conv2.bias.data[0] = torch.nan
@@ -54,6 +73,18 @@ def with_nan() -> nn.Module:
     [
         (lambda: wrapped(torch.jit.script), "TorchScript"),
         (lambda: wrapped(partial(torch.compile, backend="eager")), "compiled"),
+        (lambda: changed(nn.Module.compile), "the network is compiled. Trace the network before torch.compile"),
+        (lambda: changed(lambda net: net.conv2.compile()), "module conv2 is compiled"),
+        (lambda: changed(lambda net: setattr(net, "conv2", torch.compile(net.conv2))), "module conv2 is compiled"),
+        (
+            lambda: changed(lambda net: setattr(net, "conv2", torch.jit.script(net.conv2))),
+            "module conv2 is a TorchScript",
+        ),
+        (lambda: changed(for_quantization), "module conv2.weight_fake_quant simulates quantization"),
+        (
+            lambda: changed(lambda net: torch.ao.quantization.quantize_dynamic(with_head(net), inplace=True)),
+            "module head is quantized. Prune the float network",
+        ),
         (lambda: named(first=nn.LazyConv2d(4, 3)), "first.weight is not initialized"),
         (lambda: named(norm=nn.LazyBatchNorm2d(affine=False)), "norm.running_mean is not initialized"),
         (quantized, "weight is quantized. Prune the float network"),
@@ -64,6 +95,10 @@ def with_nan() -> nn.Module:
 )
 def test_networks_that_cannot_be_traced(build: Any, words: str) -> None:
     assert words in refusal(build(), torch.randn(1, 3, 8, 8))
+
+
+def test_an_empty_input_is_refused() -> None:
+    assert "the example input is empty (shape (0, 3, 8, 8))" in refusal(chain(), torch.zeros(0, 3, 8, 8))
 
 
 @pytest.mark.parametrize("inputs", [None, (), {}, 3, {"x": None}])

@@ -277,3 +277,12 @@ def test_a_size_written_in_the_code_freezes_what_it_holds_and_nothing_else() -> 
     net.append(nn.Conv2d(5, 3, 1))
     graph = ecc.trace_channels(net, image(), verify=False)
     assert {group.name for group in graph.prunable} == {"0", "5"}
+
+
+def test_layers_behind_an_embedding_bag_are_pruned() -> None:
+    """torch runs another operator for it without gradients."""
+    net = nn.Sequential(nn.EmbeddingBag(50, 24), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 3))
+    graph = ecc.trace_channels(net, torch.randint(50, (4, 6)))
+    assert "1" in {group.name for group in graph.prunable}
+    slim = ecc.with_widths(net, graph, {"1": 5})
+    assert slim[1].weight.shape == (5, 24)  # type: ignore[index]

@@ -63,6 +63,7 @@ class ModelCopy:
     @classmethod
     def wrap(cls, model: nn.Module) -> ModelCopy:
         """A network that was built for tracing, without a further copy."""
+        model.requires_grad_(False)  # as the tensors of `of`: some operators differ with it, such as embedding bags
         use_head_attention_(model)
         use_plain_norms_(model)
         return cls._named(model, named_tensors(model))
@@ -155,10 +156,9 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
     if not isinstance(model, nn.Module):
         raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
     check_model(model)
-    if hasattr(model, "_orig_mod"):
-        raise UntraceableModel(
-            "the network is compiled. Trace the network that you passed to torch.compile, and compile afterwards."
-        )
+    for path, module in model.named_modules():
+        if (reason := _refusal(module)) is not None:
+            raise UntraceableModel(f"{f'module {path}' if path else 'the network'} {reason}")
     for name, tensor in named_tensors(model).items():
         if nn.parameter.is_lazy(tensor):
             raise UntraceableModel(f"{name} is not initialized (a lazy module). Run the network once first.")
@@ -166,8 +166,27 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
             raise UntraceableModel(f"{name} is quantized. Prune the float network, then quantize it.")
     _refuse_nan(model)
     refuse_computed_weights(model)
-    if not any(True for _ in tensors_in(as_call(example_input))):
+    inputs = list(tensors_in(as_call(example_input)))
+    if not inputs:
         raise UntraceableModel("the example input holds no tensor.")
+    if all(tensor.numel() == 0 for tensor in inputs):
+        raise UntraceableModel(
+            f"the example input is empty (shape {tuple(inputs[0].shape)}), so nothing can be compared. Give some items."
+        )
+
+
+def _refusal(module: nn.Module) -> str | None:
+    """Why a network with this module cannot be traced; None if it can."""
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        return "is compiled. Trace the network before torch.compile, and compile afterwards."
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is a TorchScript module. Trace the nn.Module that it was made from."
+    bases = type(module).__mro__
+    if any("FakeQuantize" in base.__name__ for base in bases):
+        return "simulates quantization. Prune the float network, then prepare it for quantization."
+    if any(base.__module__.startswith("torch.ao.nn.quantized") for base in bases):
+        return "is quantized. Prune the float network, then quantize it."
+    return None
 
 
 def _refuse_nan(model: nn.Module) -> None:

@@ -226,6 +226,8 @@ def test_infeasible_budgets_are_refused_before_any_step() -> None:
         channels(net, graph, "30%", width_multiple=32)
     with pytest.raises(EccError, match='write "50%"'):
         EccSolver(net, graph, macs_cost(graph), 0.5, STEPS)
+    with pytest.raises(EccError, match="budget is None; give a text such as '50%'"):
+        EccSolver(net, graph, macs_cost(graph), None, STEPS)  # type: ignore[arg-type]
     solver = channels(net, graph, "60%")
     limits = solver.limits
     with pytest.raises(InfeasibleBudget):
@@ -327,6 +329,8 @@ def test_an_optimizer_must_hold_the_parameters(make: Make) -> None:
     words = rf"\(AdamW\) holds none of the model's {count} parameters, such as '{first}'.*AdamW\(model.parameters\(\)"
     with pytest.raises(EccError, match=words):
         make(net, graph, optimizer=AdamW(copy.deepcopy(net).parameters()))
+    with pytest.raises(EccError, match=r"optimizer is <class .*SGD'>; give an optimizer of the model's parameters"):
+        make(net, graph, optimizer=SGD)
     most = SGD(list(named.values())[1:], lr=0.1)
     with pytest.warns(EccWarning, match=rf"\(SGD\) does not hold 1 of the model's {count} .* such as '{first}'"):
         make(net, graph, optimizer=most)

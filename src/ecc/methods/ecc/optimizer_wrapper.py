@@ -426,7 +426,7 @@ class PruningOptimizer(Optimizer):
 
 
 def adam_for(model: nn.Module, lr: float) -> Adam:
-    """Adam with the paper's settings over the trainable parameters."""
+    """Adam with its default betas and without weight decay over the trainable parameters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Adam(trained, lr=lr, betas=(0.9, 0.999), fused=fused_on_gpu(trained))
 
@@ -439,6 +439,8 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         EccError: The optimizer holds no parameter of the model.
     """
+    if not isinstance(optimizer, Optimizer):
+        raise EccError(f"optimizer is {optimizer!r}; give an optimizer of the model's parameters, such as Adam(...).")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
     kind = type(optimizer).__name__

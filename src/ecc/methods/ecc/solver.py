@@ -51,7 +51,7 @@ class EccSolver(PruningOptimizer):
             each cost.
         steps: Number of calls of `step`. The budget is met after a fraction `warm_up + ramp` of them; the rest trains
             the final structure.
-        optimizer: Optimizer of the weights; Adam with the paper's settings by default. With `importance="adam_norm"`,
+        optimizer: Optimizer of the weights; Adam without weight decay by default. With `importance="adam_norm"`,
             Adam and its variants provide B, and any other optimizer has B = 1.
         lr: Learning rate of the default optimizer.
         min_width_ratio: Minimum fraction of channels kept in each group.

@@ -46,7 +46,7 @@ class WeightSolver(PruningOptimizer):
         budget: `"40%"` of the dense network's cost, or joules. None removes nothing and keeps zeros at zero, for
             fine-tuning.
         steps: Number of calls of `step`. The budget is met after a fraction `warm_up + ramp` of them.
-        optimizer: Optimizer of the weights; Adam with the paper's settings by default.
+        optimizer: Optimizer of the weights; Adam without weight decay by default.
         lr: Learning rate of the default optimizer.
         min_width_ratio: Minimum fraction of weights kept in each tensor; at least one weight is kept.
         warm_up: Fraction of the steps before weights are removed.
