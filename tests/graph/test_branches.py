@@ -344,3 +344,43 @@ def test_a_norm_before_stochastic_depth_returns_a_zero_with_axes(monkeypatch: py
     (norm,) = (part for part in graph.replacements if part.path == "norm")
     assert norm.values[0].sizes is not None
     assert all(rule.axis is None for rule in norm.values[0].sizes)  # one zero, which the sum broadcasts
+
+
+class StockTransformer(nn.Module):
+    """The encoder of torch, whose layers read the weights of their modules to choose a fused kernel."""
+
+    def __init__(self, *, norm_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, norm_first=norm_first)
+        self.embed, self.head = nn.Embedding(30, 16), nn.Linear(16, 5)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        out: Tensor = self.head(self.encoder(self.embed(tokens), src_key_padding_mask=padding))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_branches_of_torchs_transformer_encoder_can_be_removed(norm_first: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, tokens = StockTransformer(norm_first=norm_first).eval(), torch.randint(30, (3, 6))
+    padding = torch.arange(6) >= torch.tensor([6, 4, 3])[:, None]
+    graph = trace_channels(net, tokens)
+    assert len(graph.branches) == 4
+    assert not graph.kept_branches
+    for chosen in ([graph.branches[0]], [graph.branches[1]], graph.branches[:2], graph.branches):
+        masked, widths = copy.deepcopy(net), {name: 0 for branch in chosen for name in branch.groups}
+        mask_branches_(masked, graph, [branch.name for branch in chosen])
+        small = with_widths(net, graph, widths)
+        small.load_state_dict(slim(masked, graph).state_dict())
+        save_slim(small, tmp_path / "slim.safetensors")
+        again = load_slim(StockTransformer(norm_first=norm_first), tmp_path / "slim.safetensors").eval()
+        assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
+        for mask in (None, padding):
+            with torch.no_grad():  # as for the fused kernel
+                kept = slice(None) if mask is None else ~mask
+                wanted, dense = (one(tokens, mask)[kept] for one in (masked, net))
+                for found in (small.eval(), again):
+                    torch.testing.assert_close(found(tokens, mask)[kept], wanted)
+                assert (dense - wanted).abs().max() > 0.01

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,6 +47,10 @@ class RemovedModule(nn.Module):
                 setattr(self, name, value)
         self.training = original.training
         self.replacement = replacement
+        if isinstance(original, nn.MultiheadAttention):
+            self.in_proj_bias = None  # what `nn.TransformerEncoderLayer` and `nn.TransformerEncoder` read
+        if isinstance(original, nn.TransformerEncoderLayer):
+            self.self_attn = SimpleNamespace(batch_first=original.self_attn.batch_first)
         layers = [layer for m in original.modules() if type(layer := getattr(m, "layer_idx", None)) is int]
         self.cache_layer: int | None = layers[0] if layers else None
         self.is_block = len(layers) > 1  # else it has a single attention, which may be a cross-attention
@@ -111,6 +116,16 @@ def replace_modules_(model: nn.Module, replacements: Iterable[Replacement]) -> N
             continue
         parent = model.get_submodule(path.rpartition(".")[0])
         parent._modules[parts[-1]] = RemovedModule(model.get_submodule(path), one)
+        for count in range(len(parts)):
+            _leave_fused_kernel_(model.get_submodule(".".join(parts[:count])))
+
+
+def _leave_fused_kernel_(module: nn.Module) -> None:
+    """Let a transformer of torch run its layers one by one: its fused kernels read the weights of removed modules."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        module.activation_relu_or_gelu = 0
+    if isinstance(module, nn.TransformerEncoder):
+        module.use_nested_tensor = False
 
 
 def at_widths(one: Replacement, widths: Sequence[float]) -> Replacement:
