@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.energy import parse_budgets
+from ecc.errors import BadTask
 from ecc.graph import live_channels, mask_branches_, mask_channels_, removed_branches, trace_channels
 from ecc.methods import Compression, compression
 from ecc.methods.base import PruningContext
@@ -297,3 +298,8 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(
     assert parts.widths == whole.widths
     for one, other in zip(parts.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_batches_of_different_lengths_are_refused(net: Blocks) -> None:
+    with pytest.raises(BadTask, match=r"different shapes, such as \(6, 12\) and \(5, 12\).*Pad the batches"):
+        record_outputs(net, ["head"], [torch.randn(4, 6, 12), torch.randn(4, 5, 12)])

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ecc.errors import BadTask
 from ecc.task import call_model
-from ecc.torch_utils import device_of, eval_mode
+from ecc.torch_utils import device_of, eval_mode, tensors_in
 
 from .baselines.refit import refit_, refittable_modules
 
@@ -72,7 +73,11 @@ def record_outputs(model: nn.Module, paths: Sequence[str], batches: Sequence[Any
         model: The dense network.
         paths: Linear layers.
         batches: Inputs of the network.
+
+    Raises:
+        BadTask: If the items of two batches have different shapes: layers are refit to all batches at once.
     """
+    _check_shapes(batches)
     found, sums = DenseOutputs(), _Sums()
     modules = dict(model.named_modules())
 
@@ -260,6 +265,16 @@ def forward_hooks(hooks: Mapping[nn.Module, Any], *, before: bool = False, with_
 
 def _is_linear(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Linear)
+
+
+def _check_shapes(batches: Sequence[Any]) -> None:
+    """Refuse batches that `_joined` cannot join."""
+    shapes = [[tuple(tensor.shape[1:]) for tensor in tensors_in(batch)] for batch in batches]
+    if other := next((one for one in shapes if one != shapes[0]), None):
+        raise BadTask(
+            f"training batches have items of different shapes, such as {shapes[0][0]} and {other[0]}, and layers are "
+            "refit to several batches at once. Pad the batches to one length, or use another method."
+        )
 
 
 def _joined(batches: Sequence[Any]) -> Any:
