@@ -659,3 +659,31 @@ def test_slow_data_is_reported_if_a_device_waits_for_it(tmp_path: Path, monkeypa
     monkeypatch.setattr(runner_module, "describe_slow_data", lambda _, drawing, all_: f"{0 < drawing < all_}")
     wide_job("50%", pretrain_steps=2).run(tmp_path / "run", progress=messages.append)
     assert "True" in messages
+
+
+@pytest.mark.parametrize("method", ["netadapt", "eap", "halp"])
+def test_methods_that_train_between_passes_use_the_given_optimizer(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, made = list[float](), list[torch.optim.Optimizer]()
+
+    class Momentum(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            steps.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    def momentum(parameters: Any) -> torch.optim.Optimizer:
+        made.append(Momentum(parameters, lr=0.05, momentum=0.9))
+        return made[-1]
+
+    monkeypatch.setattr(compression_module, "MaskedAdam", lambda *given: pytest.fail("Adam, not the given optimizer"))
+    graph = jobs._graph("chain")
+    job = Compression(
+        jobs.wide_task("chain", evaluate_held_out=lambda model: 0.0), parse_budgets(("50%",)), jobs.true_model(graph),
+        meter=jobs.Truth(jobs.true_model(graph)), method=SMALL[method](), optimizer=momentum,
+        settings=settings_from(CompressSettings, {"prune_steps": 20, "finetune_steps": 0}),
+    )  # fmt: skip
+    result = job.run(tmp_path / "run")
+    assert len(steps) >= 4
+    assert set(steps) == {0.05}
+    assert result.summary.met  # masked channels stay masked although the momentum would move them

@@ -296,12 +296,10 @@ def can_remove_branches(method: Method, settings: CompressSettings) -> bool:
     return settings.depth and settings.solver == "scheduled" and bool(getattr(method, "removes_branches", False))
 
 
-class MaskedAdam(torch.optim.Adam):
-    """Adam that keeps masked channels masked."""
+class _Masks:
+    """The channels and branches of a network that are masked now."""
 
-    def __init__(self, model: nn.Module, graph: ChannelGraph, lr: float, weight_decay: float) -> None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        super().__init__(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         device = device_of(model)
         self._slices = ConsumerSlices(model, graph, device)
         masks = zip(graph.groups, live_masks(model, graph), strict=True)
@@ -310,12 +308,32 @@ class MaskedAdam(torch.optim.Adam):
         self._model, self._graph = model, graph
         self._removed = removed_branches(model, graph)
 
+    def apply_(self) -> None:
+        """Set them to zero again."""
+        self._slices.apply_mask_()
+        mask_branches_(self._model, self._graph, self._removed)
+
+
+class MaskedAdam(torch.optim.Adam):
+    """Adam that keeps masked channels masked."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph, lr: float, weight_decay: float) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        super().__init__(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
+        self._masks = _Masks(model, graph)
+
     def step(self, closure: Any = None) -> Any:
         """One step; masked channels and branches are zero after it."""
         loss = super().step(closure)
-        self._slices.apply_mask_()
-        mask_branches_(self._model, self._graph, self._removed)
+        self._masks.apply_()
         return loss
+
+
+def keep_masks(optimizer: torch.optim.Optimizer, model: nn.Module, graph: ChannelGraph) -> torch.optim.Optimizer:
+    """Let the steps of an optimizer keep masked channels masked; the optimizer."""
+    masks = _Masks(model, graph)
+    optimizer.register_step_post_hook(lambda *_: masks.apply_())
+    return optimizer
 
 
 def _to_cpu(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:

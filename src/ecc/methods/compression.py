@@ -62,6 +62,7 @@ from .base import (
     can_remove_branches,
     check_method,
     has_schedule,
+    keep_masks,
     trace_task,
 )
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
@@ -376,11 +377,16 @@ class Compression(CompressionRunner):
     def _train_candidate(
         self, teacher: Teacher | None, model: nn.Module, steps: int, lr: float, stream: BatchStream
     ) -> None:
-        """A short training that is not checkpointed."""
+        """A short training that is not checkpointed; an optimizer of the user has its own learning rate."""
         settings = self.settings.train
+        optimizer: torch.optim.Optimizer
+        if self._make_optimizer is None:
+            optimizer = MaskedAdam(model, self.graph, lr, settings.weight_decay)
+        else:
+            optimizer = keep_masks(self._optimizer(model, "prune"), model, self.graph)
         train(
             model,
-            MaskedAdam(model, self.graph, lr, settings.weight_decay),
+            optimizer,
             stream,
             steps=steps,
             loss=self.task.loss,

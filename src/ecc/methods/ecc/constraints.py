@@ -179,10 +179,13 @@ def _fraction(budget: Limit, cost: Cost, dense: float) -> float:
             raise BadBudget(f"budget {budget!r} is per image; give it for the whole example batch.")
         # A percentage refers to the dense cost in the profile, which the fitted model may miss slightly.
         limit = parsed.limit(cost, cost.origin.batch if isinstance(cost, EnergyModel) else 1)
-    elif isinstance(budget, int | float):
-        limit = float(budget)
     else:
-        raise BadBudget(f"budget is {budget!r}; give a text such as '50%', or a number in the unit of the cost.")
+        try:
+            limit = float(budget)
+        except TypeError:
+            raise BadBudget(
+                f"budget is {budget!r}; give a text such as '50%', or a number in the unit of the cost."
+            ) from None
     if not 0 < limit / dense < float("inf"):
         raise BadBudget(f"budget {budget!r} must be positive and finite.")
     return limit / dense
