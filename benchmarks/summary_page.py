@@ -11,6 +11,7 @@ from budget_runs import budget_runs_sentence
 from evidence_data import AFTER, LOOP, OURS, SHORT, Experiment, all_budgets, experiments, match, share_of
 from llm_table import ENCODER, HEALED_GOAL, TRAINING_FREE_GOAL, budget_sentence, goal_rows, main_perplexities
 from llm_table import FIGURES as LLM_FIGURES
+from machine import source_digest
 from paired import Interval, paired_interval
 from residual_variance import MIN_GAIN
 from resnet56_table import (
@@ -264,6 +265,12 @@ def _errors_follow(profiles: dict[str, Any], names: list[str]) -> str:
     )
 
 
+def _changed_since(gpu: dict[str, Any]) -> str:
+    """The packages that changed after the checks on a GPU were run, for a sentence; empty if none did."""
+    changed = [name for name, digest in gpu["environment"].get("source", {}).items() if source_digest(name) != digest]
+    return f"; not run since {' and '.join(changed)} changed" if changed else ""
+
+
 def _open_checks(gpu: dict[str, Any]) -> list[str]:
     """Checks that failed, and those of an earlier commit."""
     last = gpu["environment"]["commit"]
@@ -353,8 +360,8 @@ def _record_goals() -> list[Row]:
         ),
         (
             "`make gpu` passes",
-            f"{passed} of {len(gpu['checks'])} checks passed",
-            bool(gpu["passed"]),
+            f"{passed} of {len(gpu['checks'])} checks passed at commit {gpu['environment']['commit'][:8]}{_changed_since(gpu)}",
+            None if _changed_since(gpu) else bool(gpu["passed"]),
             "; ".join(_open_checks(gpu)).replace("|", "/"),
         ),
     ]
