@@ -286,3 +286,25 @@ def test_layers_behind_an_embedding_bag_are_pruned() -> None:
     assert "1" in {group.name for group in graph.prunable}
     slim = ecc.with_widths(net, graph, {"1": 5})
     assert slim[1].weight.shape == (5, 24)  # type: ignore[index]
+
+
+def test_code_between_modules_freezes_only_the_group_at_which_it_fails() -> None:
+    """`nn.Transformer` compares its input with a size; the operator before it belongs to no layer."""
+
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(30, 32), nn.Linear(32, 30)
+            self.transformer = nn.Transformer(32, 4, 1, 1, 64, batch_first=True)
+
+        def forward(self, source: Tensor, target: Tensor) -> Tensor:
+            source, target = self.embed(source), self.embed(target)
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            out: Tensor = self.head(self.transformer(source, target, tgt_mask=mask))
+            return out
+
+    graph = ecc.trace_channels(Translator(), (torch.randint(30, (2, 6)), torch.randint(30, (2, 5))))
+    frozen = {group.name: group.frozen for group in graph.groups if group.frozen is not None}
+    assert set(frozen) == {"embed", "head"}
+    assert "must be equal to d_model" in str(frozen["embed"])
+    assert len(graph.prunable) == 5

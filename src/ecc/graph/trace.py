@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +46,7 @@ from ecc.graph.verification import verify_graph
 from ecc.torch_utils import exact_arithmetic, input_shapes
 
 _MAX_ROUNDS = 200  # attempts at a consistent interpretation
+_MAX_SEARCHES = 8  # for a single group that makes code fail: each traces the network some times
 _PARTS = 3  # disjoint parts pruned in turn if code selects channels: together they contain every unit
 _SMALLEST = -1  # the part that leaves two units of each group
 
@@ -144,6 +145,8 @@ class _Search:
     """For lines with a number that follows the width of heads: its power (see `Tracer.width_numbers`)."""
     ends: dict[bool, int] = field(default_factory=dict)
     """Number of operators after which networks are not compared (see `Tracer.end`), by whether it is train mode."""
+    _searches: int = _MAX_SEARCHES
+    """Searches that are left for the group at which code between the modules fails."""
     _train_example: Inputs | None = None
     _first_equal: dict[str, str] = field(init=False)
 
@@ -173,7 +176,7 @@ class _Search:
                 return replace(outline, layers=layers, notes=self._notes(outline, passes))
             if self._unite(failure, channel_labels):
                 continue
-            if self._resolve(failure, partition, passes):
+            if self._resolve(failure, outline, partition, passes):
                 channel_labels, passes = self._dense()
             else:
                 channel_labels.freeze_indices(*self.frozen[-1])
@@ -353,10 +356,32 @@ class _Search:
             return self._dry_run(graph, partition, passes[0])
         return None
 
+    def _failing_units(
+        self, units: np.ndarray, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer]
+    ) -> np.ndarray:
+        """The units of one group that makes the code fail, of those of several; all if it takes more than one group."""
+        pairs = list(zip(graph.groups, partition.groups, strict=True))
+        names = [group.name for group, mine in pairs if np.isin(mine, units).any()]
+        while len(names) > 1:
+            halves = names[: len(names) // 2], names[len(names) // 2 :]
+            failing = (half for half in halves if self._trace_pruned(graph, partition, passes, 0, odd=True, only=half))
+            if (half := next(failing, None)) is None:
+                return units
+            names = half
+        mine = [mine for group, mine in pairs if group.name in names]
+        return np.intersect1d(units, np.concatenate(mine)) if mine else units
+
     def _trace_pruned(
-        self, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer], part: int, *, odd: bool
+        self,
+        graph: ChannelGraph,
+        partition: ChannelPartition,
+        passes: list[Tracer],
+        part: int,
+        *,
+        odd: bool,
+        only: Collection[str] | None = None,
     ) -> Misaligned | None:
-        """Trace the network without a random part of every group. The parts together are the whole group.
+        """Trace the network without a random part of every group, or of some. The parts together are the whole group.
 
         At least two units stay, since an axis with one channel would look like an axis without channels. `odd` leaves
         odd widths, which complement the smallest, even ones.
@@ -366,7 +391,7 @@ class _Search:
         widths: dict[str, int] = {}
         taken: dict[int, set[int]] = defaultdict(set)
         for group, units in zip(graph.groups, partition.groups, strict=True):
-            if group.frozen is None and group.width > 2:
+            if group.frozen is None and group.width > 2 and (only is None or group.name in only):
                 order = rng.permutation(units)
                 first, second = np.sort(np.rint(group.width * rng.uniform((0.25, 0.6), (0.4, 0.75)))).astype(int)
                 first = _unlike(first, group.width, taken[group.width], odd=odd)
@@ -459,7 +484,9 @@ class _Search:
         self.constant |= mine
         return bool(mine)
 
-    def _resolve(self, failure: Misaligned, partition: ChannelPartition, passes: list[Tracer]) -> bool:
+    def _resolve(
+        self, failure: Misaligned, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer]
+    ) -> bool:
         """Choose another interpretation, or freeze channels. True if the dense network must be traced again."""
         if failure.number_power is not None and failure.line is not None and failure.line not in self.width_numbers:
             self.width_numbers[failure.line] = failure.number_power
@@ -479,6 +506,9 @@ class _Search:
                 return True
             if self._end_before(failure, passes, anywhere=len(affected) == int((~partition.frozen).sum())):
                 return True
+            if not failure.path and self._searches:
+                self._searches -= 1
+                affected = self._failing_units(affected, graph, partition, passes)
         # Only units that were kept appear in a pruned network. Freeze their whole groups.
         affected = np.flatnonzero(np.isin(partition.group_of, partition.group_of[affected]) & ~partition.frozen)
         labels = torch.from_numpy(np.flatnonzero(np.isin(partition.unit, affected)))
