@@ -260,6 +260,18 @@ def _over(cells: Cells, task: str, method: str, budget: str) -> bool:
     return any((c["task"], c["method"], c["budget"]) == key and c.get("of_budget", 0) > 1 for c in cells)
 
 
+def against_best(cells: Cells, task: str, budget: str, methods: Sequence[str]) -> tuple[str | None, Interval | None]:
+    """The baseline with the highest mean, of those within the budget, and ECC minus it."""
+    found = {one: scores(cells, task, one, budget) for one in methods if one not in OURS}
+    means = {
+        one: statistics.fmean(values.values())
+        for one, values in found.items()
+        if values and not _over(cells, task, one, budget)
+    }
+    name = max(means, key=lambda one: means[one], default=None)
+    return name, None if name is None else difference(scores(cells, task, OURS[0], budget), found[name])
+
+
 def _against_uniform(cells: Cells, task: str, budgets: Sequence[str], methods: Sequence[str]) -> str:
     """How ECC compares with the best baseline within the budget, and which baselines are below uniform pruning."""
     best, below, clearly = [], [], []
@@ -270,13 +282,7 @@ def _against_uniform(cells: Cells, task: str, budgets: Sequence[str], methods: S
             if gap is not None and gap.mean < 0:
                 below.append(f"{method} at {budget}")
                 clearly += [f"{below[-1]} ({gap.mean:+.2f} ± {gap.half_width:.2f})"] if gap.side == "behind" else []
-        means = {
-            one: statistics.fmean(found.values())
-            for one, found in others.items()
-            if not _over(cells, task, one, budget)
-        }
-        name = max(means, key=lambda one: means[one], default=None)
-        gap = None if name is None else difference(scores(cells, task, OURS[0], budget), others[name])
+        name, gap = against_best(cells, task, budget, list(others))
         best.append(f"{budget} not compared" if gap is None else f"{budget} {gap} against {name}, {gap.side}")
     return (
         f"ECC minus the best baseline within its budget: {'; '.join(best)}. Below uniform pruning in the mean: "
