@@ -472,9 +472,10 @@ class BudgetController:
             context.targets = list(self._below.targets)
             self._method.step()
         self.is_met = True
-        self.note = (
-            f"the cost is {self._below.ratio:.1%} of the budget, below {self._band[0]:.0%}: widths change in steps."
-        )
+        reason = "widths change in steps"
+        if not getattr(self._method, "prunes_from_dense", False):
+            reason += f", or the prediction was too high, and {self._method.name} does not widen a network again"
+        self.note = f"the cost is {self._below.ratio:.1%} of the budget, below {self._band[0]:.0%}: {reason}."
         if last != self._below.check:
             self.checks.append(self._below.check)
 
