@@ -181,7 +181,7 @@ class _Search:
             else:
                 channel_labels.freeze_indices(*self.frozen[-1])
         raise UntraceableModel(
-            f"the network was not understood after {_MAX_ROUNDS} attempts. Last problem: {failure}. Please report it."
+            f"tracing did not succeed after {_MAX_ROUNDS} attempts. Last problem: {failure}. Please report it."
         )
 
     def _dense(self) -> tuple[ChannelLabels, list[Tracer]]:

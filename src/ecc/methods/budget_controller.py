@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ecc.energy import Cost, dense_cost
+from ecc.errors import option_hint
 from ecc.records import from_builtins, to_builtins
 from ecc.run_records import CostCheck
 
@@ -433,9 +434,9 @@ class BudgetController:
         elif self._corrections >= MAX_CORRECTIONS:
             self.note = f"{where} after {self._corrections} corrections."
         elif schedule_progress(self._method) is not None and self._method.is_done:
-            self.note = f"{where}, and no pruning steps are left; use more prune_steps (--prune-steps)."
+            self.note = f"{where}, and no pruning steps are left; use more {option_hint('prune_steps')}."
         elif not is_reachable(context, list(check.targets.values())):
-            self.note = f"{where}, and the minimum widths do not allow less; lower min_width_ratio (--min-width-ratio)."
+            self.note = f"{where}, and the minimum widths do not allow less; lower {option_hint('min_width_ratio')}."
         else:
             self._corrections += 1
             context.targets = list(check.targets.values())

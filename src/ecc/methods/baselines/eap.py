@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from ecc.energy import EnergyModel
-from ecc.errors import InfeasibleBudget
+from ecc.errors import InfeasibleBudget, option_hint
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
@@ -120,7 +120,7 @@ class Eap:
         if not prunable:
             raise InfeasibleBudget(
                 "every group is at its minimum width, and the targets are not met. Raise the budget, or lower "
-                "min_width_ratio."
+                f"{option_hint('min_width_ratio')}."
             )
         widths = list(live.values())
         if self._passes and (steps := self._finetune_steps(widths)):

@@ -37,7 +37,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ecc.errors import InfeasibleBudget
+from ecc.errors import InfeasibleBudget, option_hint
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
 from ecc.training import BatchStream
@@ -172,7 +172,7 @@ class NetAdapt:
         if not proposals:
             raise InfeasibleBudget(
                 f"the predicted cost is {self._violation(before):.1%} above the target with every group at its minimum "
-                "width. Raise the budget, or lower min_width_ratio."
+                f"width. Raise the budget, or lower {option_hint('min_width_ratio')}."
             )
         best: _Candidate | None = None
         scores = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ecc.errors import InfeasibleBudget
+from ecc.errors import InfeasibleBudget, option_hint
 from ecc.methods.base import PruningContext
 
 _BISECTIONS = 40
@@ -60,5 +60,5 @@ def check_feasible(context: PruningContext) -> None:
     if violation > 0:
         raise InfeasibleBudget(
             f"the target is not reachable: with every group at its minimum width the predicted cost is "
-            f"{1 + violation:.1%} of it. Raise the budget, or lower min_width_ratio."
+            f"{1 + violation:.1%} of it. Raise the budget, or lower {option_hint('min_width_ratio')}."
         )
