@@ -270,10 +270,12 @@ def _is_linear(module: nn.Module | None) -> bool:
 def _check_shapes(batches: Sequence[Any]) -> None:
     """Refuse batches that `_joined` cannot join."""
     shapes = [[tuple(tensor.shape[1:]) for tensor in tensors_in(batch)] for batch in batches]
-    if other := next((one for one in shapes if one != shapes[0]), None):
+    other = next((one for one in shapes if one != shapes[0]), None)
+    if other is not None:
+        first, second = (", ".join(map(str, some)) for some in (shapes[0], other))
         raise BadTask(
-            f"training batches have items of different shapes, such as {shapes[0][0]} and {other[0]}, and layers are "
-            "refit to several batches at once. Pad the batches to one length, or use another method."
+            f"training batches have items of different shapes, such as {first} and {second}, and layers are refit to "
+            "several batches at once. Pad the batches to one length, or use another method."
         )
 
 
